@@ -1,0 +1,228 @@
+"""What every operator of the catalogue states about itself, once.
+
+An operator is built from the blueprint's model section alone. Everything that depends on the layout
+takes a `Shard`, whose numbers may be ints or numpy arrays: the search evaluates all layouts of a
+stage in one call, so operators use plain arithmetic and numpy functions only, never `if` on a
+sharded number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from shipway.schemas.layout import Recompute
+
+Number: TypeAlias = Any
+"""An int, a float or a numpy array of them."""
+
+Sharding = Literal["replicated", "column", "row", "vocabulary", "expert"]
+"""How tensor or expert parallel divides a parameter.
+
+column, vocabulary: dimension 0 over tp; row: dimension 1 over tp; expert: dimension 0 over ep (tp
+divides no expert); replicated: neither. FSDP shards dimension 0 of what is left, over dp_shard x cp
+(experts: over expert_shard).
+"""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of the generated module, named as in its `state_dict`, relative to the operator."""
+
+    name: str
+    shape: tuple[int, ...]
+    sharding: Sharding = "replicated"
+    optimizer: Literal["muon", "adamw", "none"] = "adamw"
+    """`none`: a buffer that no gradient reaches, such as the balancing bias."""
+    muon_heads: int = 1
+    """Row blocks that Muon orthogonalises apart (heads); leading dimension of experts is always apart."""
+    active_fraction: float = 1.0
+    """Share of the tensor that one token passes: k/E for routed experts."""
+    fp32: bool = False
+    """Kept in fp32 whatever the compute precision (A_log, router, balancing bias)."""
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return int(np.prod(self.shape, dtype=object))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of one micro-batch that one rank works on."""
+
+    sequences: Number
+    """Sequences in the micro-batch (per data-parallel rank)."""
+    context: Number
+    """Tokens of one whole sequence."""
+    tensor: Number = 1
+    context_parallel: Number = 1
+    expert: Number = 1
+    imbalance: float = 1.0
+    """Largest over mean load of an expert-parallel rank, at the stated percentile."""
+    element_bytes: int = 2
+    """Bytes of an activation: 2 in bf16, 4 in fp32."""
+
+    @property
+    def tokens(self) -> Number:
+        """Tokens of the micro-batch on this rank, before sequence parallel divides them by `tensor`."""
+        return self.sequences * self.context / self.context_parallel
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """rows x inner times inner x columns, `groups` times; forward FLOPs 2 * rows * inner * columns * groups."""
+
+    name: str
+    rows: Number
+    inner: Number
+    columns: Number
+    groups: Number = 1
+    grouped: bool = False
+    """One grouped kernel over all groups (experts), rather than one product."""
+    input_gradient: bool = True
+    """Whether backward needs the gradient of the input (not for the first layer of pixels)."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention: `batch` x `heads`, `queries` by `keys`, causal halves the work."""
+
+    name: str
+    batch: Number
+    heads: Number
+    queries: Number
+    keys: Number
+    key_width: int
+    value_width: int
+    causal: bool = True
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """Chunkwise gated delta rule over `tokens` x `heads` (arXiv 2510.26692, Eq. 6 to 9)."""
+
+    name: str
+    tokens: Number
+    heads: Number
+    key_width: int
+    value_width: int
+    chunk: int
+    bounded: bool
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Memory-bound work: bytes read and written, forward and backward, in `kernels` launches."""
+
+    name: str
+    forward_bytes: Number
+    backward_bytes: Number
+    kernels: int = 1
+
+
+Kernel = Gemm | Attention | DeltaRule | Elementwise
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor kept from forward to backward, for one micro-batch on one rank."""
+
+    name: str
+    bytes: Number
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective that the operator itself causes, per micro-batch, in one direction of the pass."""
+
+    name: str
+    axis: Literal["tp", "cp", "ep"]
+    collective: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_receive"]
+    bytes: Number
+    """Size of the whole tensor over the group, for one rank's share of other axes."""
+    phase: Literal["forward", "backward"]
+    overlap: str = ""
+    """Compute that the runtime really hides it under; empty when it is exposed."""
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """What generation keeps per sequence."""
+
+    bytes_per_token: int
+    """Grows with the context (latent or key-value cache), at two bytes an element."""
+    constant_bytes: int
+    """Does not grow (delta state in fp32, convolution tails)."""
+
+
+class Operator(Protocol):
+    """One block of the model, as the planner sees it."""
+
+    @property
+    def block(self) -> str:
+        """Name in the parameter table, such as `delta attention`."""
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Every tensor of the generated module."""
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        """Forward work of one micro-batch on one rank; backward follows from each kernel's kind."""
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        """Tensors kept for backward under a recomputation policy."""
+
+    def scratch_bytes(self, shard: Shard) -> Number:
+        """Largest temporary memory beyond inputs, outputs and saved tensors, in forward or backward."""
+
+    def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """Collectives of one micro-batch, forward and backward."""
+
+    def decode_state(self) -> DecodeState:
+        """Generation state of one sequence."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one micro-batch on one rank, matrix products only."""
+
+    forward: Number
+    backward: Number
+
+
+def forward_flops(kernel: Kernel) -> Number:
+    """Matrix-product FLOPs of one kernel's forward; elementwise work counts none.
+
+    Causal attention counts the lower triangle; the delta rule counts 6K V + 3C(K+V)/2 + C^2 per
+    token and head (arXiv 2510.26692, Eq. 13, at K = V).
+    """
+    match kernel:
+        case Gemm():
+            return 2 * kernel.rows * kernel.inner * kernel.columns * kernel.groups
+        case Attention():
+            work = 2 * kernel.batch * kernel.heads * kernel.queries * kernel.keys
+            return work * (kernel.key_width + kernel.value_width) * (0.5 if kernel.causal else 1.0)
+        case DeltaRule():
+            state = 6 * kernel.key_width * kernel.value_width
+            chunk = 3 * kernel.chunk * (kernel.key_width + kernel.value_width) / 2 + kernel.chunk**2
+            return kernel.tokens * kernel.heads * (state + chunk)
+        case Elementwise():
+            return 0
+
+
+def backward_flops(kernel: Kernel) -> Number:
+    """Matrix-product FLOPs of one kernel's backward, without recomputation."""
+    forward = forward_flops(kernel)
+    if isinstance(kernel, Gemm) and not kernel.input_gradient:
+        return forward
+    return 2 * forward
+
+
+def flops(kernels: tuple[Kernel, ...]) -> Flops:
+    """FLOPs of a list of kernels."""
+    return Flops(
+        forward=sum(forward_flops(kernel) for kernel in kernels),
+        backward=sum(backward_flops(kernel) for kernel in kernels),
+    )

@@ -1,0 +1,28 @@
+"""The base class of every schema: strict, frozen, closed to unknown keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Schema(BaseModel):
+    """A value of one of Shipway's languages; it never changes after validation."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="strings",
+    )
+
+    @classmethod
+    def from_data(cls, data: Any) -> Self:
+        """Validate plain data (as YAML or JSON gives it); raises pydantic's ValidationError.
+
+        Goes through JSON because strict mode tells a list from a tuple in Python but not in JSON.
+        """
+        return cls.model_validate_json(json.dumps(data))

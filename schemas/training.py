@@ -1,0 +1,224 @@
+"""The training half of a blueprint: stages, optimizer, data, precision, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from shipway.schemas.base import Schema
+from shipway.schemas.layout import LayoutConstraints
+from shipway.schemas.quantities import ContextTokens, Fraction, PositiveCount
+
+Auto = Literal["auto"]
+
+
+class CosineSchedule(Schema):
+    """Linear warm-up, then half a cosine from `peak` to `final`."""
+
+    kind: Literal["cosine"] = "cosine"
+    peak: PositiveFloat
+    """Highest learning rate."""
+    final: NonNegativeFloat = 0.0
+    """Learning rate at the stage's end."""
+    warmup: Fraction = 0.01
+    """Share of the stage's steps spent warming up."""
+
+
+class WsdSchedule(Schema):
+    """Warm-up, stable, decay (linear to `final` over the last share of steps)."""
+
+    kind: Literal["wsd"] = "wsd"
+    peak: PositiveFloat
+    """Stable learning rate."""
+    final: NonNegativeFloat = 0.0
+    """Learning rate at the stage's end."""
+    warmup: Fraction = 0.01
+    """Share of the stage's steps spent warming up."""
+    decay: Fraction = 0.1
+    """Share of the stage's steps spent decaying."""
+
+
+class ConstantSchedule(Schema):
+    """Warm-up, then constant."""
+
+    kind: Literal["constant"] = "constant"
+    peak: PositiveFloat
+    """Learning rate."""
+    warmup: Fraction = 0.0
+    """Share of the stage's steps spent warming up."""
+
+
+LearningRate = Annotated[CosineSchedule | WsdSchedule | ConstantSchedule, Field(discriminator="kind")]
+
+
+class PretrainStage(Schema):
+    """Next-token prediction at one context length."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the stage, unique in the programme."""
+    context: ContextTokens
+    """Tokens in one packed sequence."""
+    tokens: PositiveCount
+    """Tokens trained on in this stage."""
+    global_batch: PositiveCount
+    """Tokens in one optimizer step, over the whole cluster; a multiple of `context`."""
+    learning_rate: LearningRate
+    """Learning-rate schedule of this stage."""
+    mix: dict[str, NonNegativeFloat] | None = None
+    """Weight of each data source by name; by default all sources of `data.sources` equally."""
+    micro_batch: PositiveInt | Auto | None = None
+    """Sequences per micro-batch; by default the training section's."""
+    layout: LayoutConstraints | Auto = "auto"
+    """Pinned parts of the layout, or auto."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps: enough to see all tokens."""
+        return -(-self.tokens // self.global_batch)
+
+
+class Muon(Schema):
+    """Muon on matrices, AdamW on the rest (arXiv 2502.16982; per head as in Kimi K3)."""
+
+    kind: Literal["muon"] = "muon"
+    momentum: Fraction = 0.95
+    """Momentum, applied in Nesterov's form."""
+    newton_schulz_steps: PositiveInt = 5
+    """Newton-Schulz iterations."""
+    update_rms: PositiveFloat = 0.2
+    """The update is scaled by update_rms * sqrt(max(rows, columns))."""
+    per_head: bool = True
+    """Orthogonalise query, key and value projections head by head."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's moments, for what Muon does not take."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    qk_clip: PositiveFloat | None = 100.0
+    """Attention-logit threshold of QK-clip on latent-attention heads; null turns it off."""
+
+
+class AdamW(Schema):
+    """AdamW (arXiv 1711.05101)."""
+
+    kind: Literal["adamw"] = "adamw"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Decay rates of the moments."""
+    eps: PositiveFloat = 1e-8
+    """Epsilon."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay, on matrices only."""
+
+
+Optimizer = Annotated[Muon | AdamW, Field(discriminator="kind")]
+
+
+class Precision(Schema):
+    """Number formats."""
+
+    compute: Literal["bf16", "fp32"] = "bf16"
+    """Forward and backward."""
+    master: Literal["fp32", "bf16"] = "fp32"
+    """Sharded parameters that the optimizer updates."""
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    """Gradient reduction and accumulation."""
+    optimizer: Literal["fp32", "bf16"] = "fp32"
+    """Optimizer moments."""
+
+
+class BytesTokenizer(Schema):
+    """UTF-8 bytes as tokens 0 to 255, then begin, end and padding."""
+
+    kind: Literal["bytes"] = "bytes"
+
+
+class FileTokenizer(Schema):
+    """A Hugging Face `tokenizer.json`."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    """Path, relative to the blueprint."""
+    end_of_document: str | None = None
+    """Token put after each document; by default the file's own end token."""
+
+
+class PythonStdlibSource(Schema):
+    """The Python standard library's own source: text that is on every machine."""
+
+    kind: Literal["python_stdlib"] = "python_stdlib"
+
+
+class FilesSource(Schema):
+    """The user's .txt, .jsonl or .parquet files, or folders of them."""
+
+    kind: Literal["files"] = "files"
+    path: str
+    """File or folder, relative to the blueprint."""
+    text_field: str = "text"
+    """Field that holds the text in .jsonl and .parquet."""
+
+
+Source = Annotated[PythonStdlibSource | FilesSource, Field(discriminator="kind")]
+
+
+class Data(Schema):
+    """Where tokens come from."""
+
+    tokenizer: Annotated[BytesTokenizer | FileTokenizer, Field(discriminator="kind")] = BytesTokenizer()
+    """Tokenizer."""
+    sources: dict[str, Source] = Field(default={"stdlib": PythonStdlibSource()}, min_length=1)
+    """Data sources by name; a stage's `mix` weighs them."""
+    held_out: Fraction = 0.01
+    """Share of documents kept for evaluation."""
+    corrupt_limit: Fraction = 0.001
+    """Share of records that may be unreadable before training stops."""
+
+
+class Checkpoints(Schema):
+    """When and where state is saved."""
+
+    every_steps: PositiveInt = 500
+    """Optimizer steps between saves."""
+    keep_last: PositiveInt = 3
+    """Finished checkpoints kept."""
+    asynchronous: bool = True
+    """Write in the background while training goes on."""
+
+
+class Evaluation(Schema):
+    """Held-out loss."""
+
+    every_steps: PositiveInt = 500
+    """Optimizer steps between evaluations."""
+    sequences: PositiveInt = 32
+    """Held-out sequences read each time, over the whole cluster."""
+
+
+class Training(Schema):
+    """The whole programme."""
+
+    stages: tuple[PretrainStage, ...] = Field(min_length=1)
+    """Training stages, in order."""
+    optimizer: Optimizer = Muon()
+    """Optimizer."""
+    precision: Precision = Precision()
+    """Number formats."""
+    data: Data = Data()
+    """Data."""
+    checkpoints: Checkpoints = Checkpoints()
+    """Checkpoints."""
+    evaluation: Evaluation = Evaluation()
+    """Evaluation."""
+    micro_batch: PositiveInt | Auto = "auto"
+    """Sequences per micro-batch of one data-parallel rank, in every stage that does not say its own."""
+    layout: LayoutConstraints | Auto = "auto"
+    """Pinned parts of the layout, in every stage that does not pin them itself."""
+    gradient_clip: PositiveFloat | None = 1.0
+    """Largest global gradient norm; null turns clipping off."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of initialisation and data order."""
+    objective: Literal["time", "cost", "memory"] = "time"
+    """What the layout search minimises: step time, cost, or peak memory."""
