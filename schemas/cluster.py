@@ -89,7 +89,7 @@ class SlurmTarget(Schema):
     """Longest run of one job."""
     container: str | None = None
     """Image for enroot/pyxis or Apptainer."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site (socket interface, HCA list)."""
 
 
@@ -111,7 +111,7 @@ class KubernetesTarget(Schema):
     """Kueue queue name."""
     checkpoint_claim: str = "shipway-checkpoints"
     """Persistent volume claim that holds the run's folder."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 
 
@@ -127,7 +127,7 @@ class AihcTarget(Schema):
     """Container image with its tag or digest."""
     storage_path: str
     """PFS path that is mounted for the run's folder."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 
 
@@ -139,7 +139,7 @@ class SshTarget(Schema):
     """Hosts, one per node; the first is the rendezvous."""
     workdir: str = "~/shipway"
     """Folder on the hosts."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 
 

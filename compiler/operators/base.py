@@ -73,7 +73,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Gemm:
-    """rows x inner times inner x columns, `groups` times; forward FLOPs 2 * rows * inner * columns * groups."""
+    """`groups` products of rows x inner by inner x columns: 2 rows inner columns groups FLOPs forward."""
 
     name: str
     rows: Number
