@@ -1,0 +1,1 @@
+"""Measures a machine: how fast the operations of a training step really are on it."""

@@ -1,0 +1,76 @@
+"""Timing of one operation on one device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median and relative spread of repeated runs."""
+
+    seconds: float
+    spread: float
+
+
+def time_operation(
+    run: Callable[[], object],
+    device: torch.device,
+    *,
+    warmup: int = 3,
+    repeats: int = 20,
+    prepare: Callable[[], object] | None = None,
+) -> Timing:
+    """Time `run`; `prepare` runs untimed before each repeat.
+
+    On CUDA each repeat lies between two events, so the host's launch time hides behind the device's
+    unless the operation is shorter than its own launch: that is then what is measured.
+    """
+    for _ in range(warmup):
+        if prepare:
+            prepare()
+        run()
+    samples = (
+        _cuda_samples(run, prepare, repeats)
+        if device.type == "cuda"
+        else _host_samples(run, prepare, repeats)
+    )
+    samples.sort()
+    median = statistics.median(samples)
+    low, high = samples[len(samples) // 10], samples[-1 - len(samples) // 10]
+    return Timing(seconds=median, spread=(high - low) / median if median else 0.0)
+
+
+def _cuda_samples(
+    run: Callable[[], object], prepare: Callable[[], object] | None, repeats: int
+) -> list[float]:
+    pairs = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
+    ]
+    torch.cuda.synchronize()
+    for start, end in pairs:
+        if prepare:
+            prepare()
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
+
+
+def _host_samples(
+    run: Callable[[], object], prepare: Callable[[], object] | None, repeats: int
+) -> list[float]:
+    samples = []
+    for _ in range(repeats):
+        if prepare:
+            prepare()
+        start = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - start)
+    return samples
