@@ -48,7 +48,8 @@ def _scaled(value: object, units: Mapping[str, float], what: str, examples: str)
     # Exact integers stay exact: 2.8T must not pick up a float's rounding.
     if isinstance(scale, int) and not re.search(r"[eE]", text):
         whole, _, fraction = text.partition(".")
-        numerator, denominator = int(whole + fraction) * scale, 10 ** len(fraction)
+        numerator = int(whole + fraction) * scale
+        denominator: int = 10 ** len(fraction)
         return numerator // denominator if numerator % denominator == 0 else numerator / denominator
     return float(text) * scale
 

@@ -1,0 +1,60 @@
+# Everything sets itself up in .venv; nothing is fetched again while pyproject.toml stays as it is.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+TYPING := $(VENV)/typing
+# The first of these that is Python 3.11 or newer; or say `make setup PYTHON=/path/to/python`.
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# Two test processes of one thread each: more threads than cores make torch slower, not faster.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format parity clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+setup: $(STAMP)  ## Make .venv with everything that Shipway needs
+
+$(STAMP): pyproject.toml setup.py
+	@test -n "$(PYTHON)" || { echo "Shipway needs Python 3.11 or newer; found: $$(python3 --version 2>&1). \
+	Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	echo "Python has no venv module: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet "setuptools>=80" wheel
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  set -x; $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,gpu]'; \
+	else \
+	  set -x; $(BIN)/python -m pip install --quiet torch==2.13.0 && \
+	  $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev]'; \
+	fi
+	@mkdir -p $(TYPING)/shipway
+	@for folder in schemas compiler templates blueprints runtime; do \
+	  ln -sfn ../../../$$folder $(TYPING)/shipway/$$folder; done
+	@touch $@
+
+demo: $(STAMP)  ## Plan, build and train the tiny blueprint on this machine
+	$(BIN)/shipway plan tiny
+	$(BIN)/shipway build tiny
+	$(BIN)/shipway launch build/tiny
+
+test: lint  ## Lint, types, layering contracts, and all tests, two at a time
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(STAMP)  ## Style, types and layering contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p shipway.schemas -p shipway.compiler
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)  ## Rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+parity: $(STAMP)  ## Only the tests that hold parallel layouts against one process
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/runtime -k parity
+
+clean:  ## Remove .venv and the caches; builds and runs stay
+	rm -rf $(VENV) dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,40 @@
+"""What a plan costs before it starts: counted in imported modules, since a clock would lie on a busy machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "tensorboard", "pyarrow", "tokenizers", "pandas", "IPython")
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of the modules that a fresh interpreter has imported after running `code`."""
+    probe = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: sys.stderr.write('\\nMODULES ' + json.dumps(sorted(sys.modules)) + '\\n'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in done.stderr.splitlines() if line.startswith("MODULES "))
+    return set(json.loads(line.removeprefix("MODULES ")))
+
+
+def run_cli(*arguments: str) -> str:
+    return f"import sys; sys.argv = ['shipway', *{list(arguments)!r}]; from shipway.compiler.cli import main; main()"
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help")])
+def test_help_imports_little(arguments: tuple[str, ...]) -> None:
+    """Below 0.3 s on an ordinary laptop; numpy, pydantic's models, Hydra and networkx are not needed yet."""
+    modules = modules_after(run_cli(*arguments))
+    heavy = (*HEAVY, "numpy", "hydra", "networkx", "jinja2", "shipway.schemas.model")
+    assert [name for name in heavy if name in modules] == []
+    assert len(modules) < 600
+
+
+def test_a_plan_imports_no_torch() -> None:
+    modules = modules_after(run_cli("plan", "tiny", "--json"))
+    assert [name for name in HEAVY if name in modules] == []
+    assert not any(name.startswith("shipway.runtime") for name in modules)
