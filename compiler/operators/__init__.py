@@ -1,0 +1,1 @@
+"""The operator catalogue: everything that plans, budgets, counts or reports asks it."""

@@ -8,10 +8,11 @@ sharded number.
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
-
-import numpy as np
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
 
 from shipway.schemas.layout import Recompute
 
@@ -38,15 +39,24 @@ class Parameter:
     """`none`: a buffer that no gradient reaches, such as the balancing bias."""
     muon_heads: int = 1
     """Row blocks that Muon orthogonalises apart (heads); leading dimension of experts is always apart."""
-    active_fraction: float = 1.0
-    """Share of the tensor that one token passes: k/E for routed experts."""
+    active_fraction: Fraction = Fraction(1)
+    """Share of the tensor that one text token passes: k/E for routed experts, 0 for a vision tower."""
     fp32: bool = False
     """Kept in fp32 whatever the compute precision (A_log, router, balancing bias)."""
 
     @property
     def count(self) -> int:
         """Elements."""
-        return int(np.prod(self.shape, dtype=object))
+        return math.prod(self.shape)
+
+    @property
+    def active(self) -> int:
+        """Elements that one text token passes."""
+        return int(self.count * self.active_fraction)
+
+
+Implementation = Literal["fused", "plain"]
+"""fused: the kernels of CUDA devices (fla-core 0.6.0, flash attention); plain: PyTorch everywhere else."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +74,22 @@ class Shard:
     """Largest over mean load of an expert-parallel rank, at the stated percentile."""
     element_bytes: int = 2
     """Bytes of an activation: 2 in bf16, 4 in fp32."""
+    patches: Number = 0
+    """Image patches in the micro-batch on this rank."""
+    patches_per_image: Number = 1024
+    """Patches of one image: attention in the vision tower does not cross images."""
+    implementation: Implementation = "fused"
+    """Kernels that run: they differ in what they keep for backward and in their temporaries."""
 
     @property
     def tokens(self) -> Number:
-        """Tokens of the micro-batch on this rank, before sequence parallel divides them by `tensor`."""
+        """Tokens of the micro-batch on this rank's slice of the context, which tensor parallel shares."""
         return self.sequences * self.context / self.context_parallel
+
+    @property
+    def local_tokens(self) -> Number:
+        """Tokens between tensor-parallel regions, where sequence parallel has divided them by `tensor`."""
+        return self.tokens / self.tensor
 
 
 @dataclass(frozen=True)
@@ -142,10 +163,21 @@ class Transfer:
     axis: Literal["tp", "cp", "ep"]
     collective: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_receive"]
     bytes: Number
-    """Size of the whole tensor over the group, for one rank's share of other axes."""
+    """all_gather, reduce_scatter, all_reduce: the whole tensor over the group, for one rank's share of
+    other axes; all_to_all, send_receive: what one rank sends."""
     phase: Literal["forward", "backward"]
     overlap: str = ""
     """Compute that the runtime really hides it under; empty when it is exposed."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A parallel degree must divide `value`, or the operator can't be cut that way."""
+
+    axis: Literal["tp", "ep"]
+    what: str
+    """What is divided, in the user's words, such as `key-value heads`."""
+    value: int
 
 
 @dataclass(frozen=True)
@@ -158,30 +190,53 @@ class DecodeState:
     """Does not grow (delta state in fp32, convolution tails)."""
 
 
-class Operator(Protocol):
-    """One block of the model, as the planner sees it."""
+class Operator(ABC):
+    """One block of the model, as the planner sees it; what an operator does not state, it does not have."""
 
-    @property
-    def block(self) -> str:
-        """Name in the parameter table, such as `delta attention`."""
+    block: str
+    """Name in the parameter table, such as `delta attention`."""
 
+    @abstractmethod
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every tensor of the generated module."""
+        """Every tensor of the generated module's state_dict."""
 
+    @abstractmethod
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
         """Forward work of one micro-batch on one rank; backward follows from each kernel's kind."""
 
+    @abstractmethod
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        """Tensors kept for backward under a recomputation policy."""
+        """Tensors kept from forward to backward under a recomputation policy.
+
+        Every tensor has one owner: an operator states its input if it keeps it, never its output.
+        Under `full` a layer keeps only its own input, which `LayerKind.saved` states.
+        """
+
+    def recomputed(self, shard: Shard, recompute: Recompute) -> tuple[Kernel, ...]:
+        """Kernels that backward runs again before their gradients."""
+        match recompute:
+            case "none":
+                return ()
+            case "full":
+                return self.kernels(shard)
+            case "selective":
+                return tuple(kernel for kernel in self.kernels(shard) if isinstance(kernel, Elementwise))
 
     def scratch_bytes(self, shard: Shard) -> Number:
         """Largest temporary memory beyond inputs, outputs and saved tensors, in forward or backward."""
+        return 0
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
-        """Collectives of one micro-batch, forward and backward."""
+        """Collectives of one micro-batch, forward and backward, as if every axis were larger than one."""
+        return ()
+
+    def limits(self) -> tuple[Limit, ...]:
+        """What each parallel degree must divide."""
+        return ()
 
     def decode_state(self) -> DecodeState:
         """Generation state of one sequence."""
+        return DecodeState(0, 0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+"""Attention residuals: a softmax over depth in place of a sum (arXiv 2603.15031)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
+from shipway.schemas.layout import Recompute
+
+
+@dataclass(frozen=True)
+class AttentionResidual(Operator):
+    """One reading site: h = sum_i softmax_i(w . RMSNorm(v_i)) v_i over `sources` hidden states."""
+
+    width: int
+    sources: int
+    """Hidden states read: the finished blocks and the running sum, or every earlier output."""
+    block: str = "attention residuals"
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (Parameter("query", (self.width,)), Parameter("norm.weight", (self.width,)))
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        state = shard.local_tokens * self.width * shard.element_bytes
+        # Forward reads every source and writes one; backward reads them again and writes their gradients.
+        return (
+            Elementwise("attention residual", (self.sources + 1) * state, (3 * self.sources + 1) * state),
+        )
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        """The newest source only: each source is new at one site and owned by it."""
+        state = Saved("newest source", shard.local_tokens * self.width * shard.element_bytes)
+        match recompute:
+            case "none":
+                weights = Saved("softmax weights and rstd", shard.local_tokens * self.sources * 2 * 4)
+                return (state, weights)
+            case "selective":
+                return (state,)
+            case "full":
+                return ()
+
+    def scratch_bytes(self, shard: Shard) -> Number:
+        return shard.local_tokens * self.width * 4
+
+
+@dataclass(frozen=True)
+class ResidualAdd(Operator):
+    """x + f(x), or adding a sublayer's output to the running sum of its block."""
+
+    width: int
+    block: str = "residual"
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return ()
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        size = shard.local_tokens * self.width * shard.element_bytes
+        return (Elementwise("residual", 3 * size, size),)
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        return ()

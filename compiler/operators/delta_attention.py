@@ -1,0 +1,203 @@
+"""Kimi Delta Attention: a gated delta rule with a decay per key channel (arXiv 2510.26692)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shipway.compiler.operators.base import (
+    DecodeState,
+    DeltaRule,
+    Elementwise,
+    Kernel,
+    Limit,
+    Number,
+    Operator,
+    Parameter,
+    Saved,
+    Shard,
+    Transfer,
+)
+from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
+from shipway.compiler.operators.norm import norm_kernel
+from shipway.schemas.layout import Recompute
+from shipway.schemas.model import DeltaAttention as DeltaAttentionSchema
+
+STATE_BYTES = 4
+"""The recurrent state is fp32."""
+
+
+@dataclass(frozen=True)
+class DeltaAttention(Operator):
+    """One layer's delta attention; tensor parallel cuts heads, context parallel passes states."""
+
+    width: int
+    dims: DeltaAttentionSchema
+    block: str = "delta attention"
+
+    @property
+    def value_heads(self) -> int:
+        return self.dims.value_heads or self.dims.heads
+
+    @property
+    def key_channels(self) -> int:
+        return self.dims.heads * self.dims.key_width
+
+    @property
+    def value_channels(self) -> int:
+        return self.value_heads * self.dims.value_width
+
+    @property
+    def decay_channels(self) -> int:
+        return self.value_heads * self.dims.key_width
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        dims, heads = self.dims, self.dims.heads
+        keys, values, decays = self.key_channels, self.value_channels, self.decay_channels
+        return (
+            weight("q_proj", keys, self.width, "column", heads=heads),
+            weight("k_proj", keys, self.width, "column", heads=heads),
+            weight("v_proj", values, self.width, "column", heads=self.value_heads),
+            Parameter("q_conv.weight", (keys, dims.convolution_width), "column"),
+            Parameter("k_conv.weight", (keys, dims.convolution_width), "column"),
+            Parameter("v_conv.weight", (values, dims.convolution_width), "column"),
+            weight("decay_down", dims.decay_rank, self.width),
+            weight("decay_up", decays, dims.decay_rank, "column"),
+            Parameter("dt_bias", (decays,), "column", fp32=True),
+            Parameter("a_log", (self.value_heads,), "column", fp32=True),
+            weight("beta_proj", self.value_heads, self.width, "column", optimizer="adamw"),
+            *self._gate_parameters(),
+            norm_weight("output_norm", dims.value_width),
+            weight("output_proj", self.width, values, "row"),
+        )
+
+    def _gate_parameters(self) -> tuple[Parameter, ...]:
+        values, rank = self.value_channels, self.dims.value_width
+        name = "gate_proj" if self.dims.output_gate == "full" else "gate_up"
+        bias = (Parameter(f"{name}.bias", (values,), "column"),) if self.dims.output_gate_bias else ()
+        if self.dims.output_gate == "full":
+            return (weight("gate_proj", values, self.width, "column"), *bias)
+        return (
+            weight("gate_down", rank, self.width),
+            weight("gate_up", values, rank, "column"),
+            *bias,
+        )
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        dims, tokens, width = self.dims, shard.tokens, self.width
+        keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
+        decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
+        convolved = tokens * (2 * keys + values) * shard.element_bytes
+        return (
+            gemm("q_proj", tokens, width, keys),
+            gemm("k_proj", tokens, width, keys),
+            gemm("v_proj", tokens, width, values),
+            Elementwise("convolutions", 2 * convolved, 3 * convolved, kernels=3),
+            gemm("decay_down", tokens, width, dims.decay_rank),
+            gemm("decay_up", tokens, dims.decay_rank, decays),
+            gemm("beta_proj", tokens, width, heads),
+            DeltaRule(
+                "delta rule",
+                tokens,
+                heads,
+                dims.key_width,
+                dims.value_width,
+                dims.chunk,
+                dims.decay.kind == "bounded",
+            ),
+            *self._gate_kernels(shard),
+            norm_kernel("gated output norm", tokens * heads, 1.5 * dims.value_width, shard),
+            gemm("output_proj", tokens, values, width),
+        )
+
+    def _gate_kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        tokens, values, rank = shard.tokens, self.value_channels / shard.tensor, self.dims.value_width
+        if self.dims.output_gate == "full":
+            return (gemm("gate_proj", tokens, self.width, values),)
+        return (gemm("gate_down", tokens, self.width, rank), gemm("gate_up", tokens, rank, values))
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        match recompute:
+            case "none":
+                return self._saved_for_gradients(shard)
+            case "selective":
+                return self._saved_products(shard)
+            case "full":
+                return ()
+
+    def _saved_products(self, shard: Shard) -> tuple[Saved, ...]:
+        element = shard.tokens * shard.element_bytes
+        keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
+        decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
+        ranks = self.dims.decay_rank + (self.dims.value_width if self.dims.output_gate == "low_rank" else 0)
+        return (
+            Saved("q, k, v projections", element * (2 * keys + values)),
+            Saved("low-rank projections", element * ranks),
+            Saved("decay logits", element * decays),
+            Saved("beta logits", element * heads),
+            Saved("output gate", element * values),
+            Saved("core output", element * values),
+            Saved("output", element * self.width),
+        )
+
+    def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
+        """fla-core 0.6.0: causal_conv1d keeps its input; chunk_kda keeps normalised q and k, v, the
+        raw logits, beta, and the two intra-chunk matrices of every chunk; the gated norm keeps both
+        of its inputs (fla/ops/kda/chunk.py, fla/modules/norm/fused_norm_gate.py).
+        """
+        element = shard.tokens * shard.element_bytes
+        keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
+        decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
+        ranks = self.dims.decay_rank + (self.dims.value_width if self.dims.output_gate == "low_rank" else 0)
+        key_heads = self.dims.heads / shard.tensor
+        return (
+            Saved("input", element * self.width),
+            Saved("q, k, v before convolution", element * (2 * keys + values)),
+            Saved("q, k normalised, v", element * (2 * keys + values)),
+            Saved("q, k rstd", shard.tokens * 2 * key_heads * 4),
+            Saved("low-rank projections", element * ranks),
+            Saved("decay logits", element * decays),
+            Saved("beta logits", element * heads),
+            Saved("beta", shard.tokens * heads * 4),
+            Saved("intra-chunk matrices", element * 2 * heads * self.dims.chunk),
+            Saved("core output", element * values),
+            Saved("output norm rstd", shard.tokens * heads * 4),
+            Saved("output gate", element * values),
+            Saved("gated output", element * values),
+        )
+
+    def scratch_bytes(self, shard: Shard) -> Number:
+        """Temporaries of chunk_kda's backward, which recomputes w, u, decayed q and k, and chunk states."""
+        dims, element = self.dims, shard.tokens * shard.element_bytes
+        heads = self.value_heads / shard.tensor
+        keys, values = heads * dims.key_width, heads * dims.value_width
+        states = element * keys * dims.value_width / dims.chunk
+        recomputed = element * (3 * keys + 2 * values) + states
+        gradients = shard.tokens * 4 * (3 * keys + 2 * heads * dims.chunk) + element * 2 * values + states
+        return recomputed + gradients + shard.tokens * 4 * keys
+
+    def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        return (*sequence_parallel("delta attention", self.width, shard), *self._context_transfers(shard))
+
+    def _context_transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """Each rank's segment is an affine map of the state: one gather of transition and state
+        (Kimi K3, 5.1.2), and a halo of `convolution_width` - 1 tokens for the convolutions."""
+        dims = self.dims
+        heads = self.value_heads / shard.tensor
+        maps = heads * dims.key_width * (dims.key_width + dims.value_width) * STATE_BYTES
+        channels = (2 * self.key_channels + self.value_channels) / shard.tensor
+        halo = shard.sequences * (dims.convolution_width - 1) * channels * shard.element_bytes
+        gathered = shard.sequences * maps * shard.context_parallel
+        return (
+            Transfer("convolution halo", "cp", "send_receive", halo, "forward"),
+            Transfer("delta state", "cp", "all_gather", gathered, "forward"),
+            Transfer("convolution halo gradient", "cp", "send_receive", halo, "backward"),
+            Transfer("delta state gradient", "cp", "all_gather", gathered, "backward"),
+        )
+
+    def limits(self) -> tuple[Limit, ...]:
+        return (Limit("tp", "delta-attention heads", self.dims.heads),)
+
+    def decode_state(self) -> DecodeState:
+        state = self.value_heads * self.dims.key_width * self.dims.value_width * STATE_BYTES
+        tail = (self.dims.convolution_width - 1) * (2 * self.key_channels + self.value_channels) * 2
+        return DecodeState(bytes_per_token=0, constant_bytes=state + tail)

@@ -1,0 +1,72 @@
+"""Gated feed-forward unit: SwiGLU (arXiv 2002.05202) or SiTU-GLU (Kimi K3, Eq. 12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shipway.compiler.operators.base import (
+    Elementwise,
+    Kernel,
+    Limit,
+    Number,
+    Operator,
+    Parameter,
+    Saved,
+    Shard,
+    Transfer,
+)
+from shipway.compiler.operators.linear import gemm, sequence_parallel, weight
+from shipway.schemas.layout import Recompute
+
+
+@dataclass(frozen=True)
+class GatedUnit(Operator):
+    """down(activation(gate(x), up(x))); tensor parallel cuts the inner width."""
+
+    width: int
+    inner_width: int
+    block: str = "dense feed-forward"
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (
+            weight("gate", self.inner_width, self.width, "column"),
+            weight("up", self.inner_width, self.width, "column"),
+            weight("down", self.width, self.inner_width, "row"),
+        )
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        tokens, inner = shard.tokens, self.inner_width / shard.tensor
+        return (
+            gemm("gate", tokens, self.width, inner),
+            gemm("up", tokens, self.width, inner),
+            activation_kernel(tokens, inner, shard),
+            gemm("down", tokens, inner, self.width),
+        )
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        inner = Saved("inner", shard.tokens * self.inner_width / shard.tensor * shard.element_bytes)
+        halves = (Saved("gate", inner.bytes), Saved("up", inner.bytes))
+        match recompute:
+            case "none":
+                size = shard.tokens * self.width * shard.element_bytes
+                return (Saved("input", size), *halves, Saved("activation", inner.bytes))
+            case "selective":
+                output = Saved("output", shard.tokens * self.width * shard.element_bytes)
+                return (*halves, output)
+            case "full":
+                return ()
+
+    def scratch_bytes(self, shard: Shard) -> Number:
+        return 2 * shard.tokens * self.inner_width / shard.tensor * shard.element_bytes
+
+    def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        return sequence_parallel("feed-forward", self.width, shard)
+
+    def limits(self) -> tuple[Limit, ...]:
+        return (Limit("tp", "feed-forward inner width", self.inner_width),)
+
+
+def activation_kernel(rows: Number, inner: Number, shard: Shard) -> Elementwise:
+    """Forward reads both halves and writes the product; backward reads three tensors and writes two."""
+    size = rows * inner * shard.element_bytes
+    return Elementwise("activation", 3 * size, 5 * size)

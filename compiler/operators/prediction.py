@@ -1,0 +1,41 @@
+"""Multi-token prediction: what stands before its extra layer (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
+from shipway.compiler.operators.linear import gemm, norm_weight, weight
+from shipway.compiler.operators.norm import norm_kernel, norm_saved
+from shipway.schemas.layout import Recompute
+
+
+@dataclass(frozen=True)
+class PredictionInput(Operator):
+    """projection([norm(hidden), norm(embedding of the next token)]), 2D to D."""
+
+    width: int
+    block: str = "multi-token prediction"
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (
+            norm_weight("hidden_norm", self.width),
+            norm_weight("embedding_norm", self.width),
+            weight("projection", self.width, 2 * self.width),
+        )
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        tokens = shard.local_tokens
+        joined = 2 * tokens * self.width * shard.element_bytes
+        return (
+            norm_kernel("hidden and embedding norms", 2 * tokens, self.width, shard),
+            Elementwise("join", 2 * joined, 2 * joined),
+            gemm("projection", tokens, 2 * self.width, self.width),
+        )
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        joined = Saved("joined", 2 * shard.local_tokens * self.width * shard.element_bytes)
+        return (*norm_saved("hidden and embedding norms", 2 * shard.local_tokens, self.width, shard), joined)
+
+    def scratch_bytes(self, shard: Shard) -> Number:
+        return 2 * shard.local_tokens * self.width * shard.element_bytes

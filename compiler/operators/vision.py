@@ -1,0 +1,160 @@
+"""Native-resolution vision encoder in the manner of MoonViT-V2, with its projector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from shipway.compiler.operators.base import (
+    Attention,
+    Elementwise,
+    Gemm,
+    Kernel,
+    Number,
+    Operator,
+    Parameter,
+    Saved,
+    Shard,
+)
+from shipway.compiler.operators.linear import gemm
+from shipway.compiler.operators.norm import norm_kernel, norm_saved
+from shipway.schemas.layout import Recompute
+from shipway.schemas.model import Vision as VisionSchema
+
+CHANNELS = 3
+"""Colours of a pixel."""
+
+
+def _vision_weight(name: str, *shape: int) -> Parameter:
+    """A matrix that no text token passes; every rank of tensor parallel holds it whole."""
+    return Parameter(name, shape, optimizer="muon", active_fraction=Fraction(0))
+
+
+def _vision_vector(name: str, *shape: int) -> Parameter:
+    return Parameter(name, shape, active_fraction=Fraction(0))
+
+
+@dataclass(frozen=True)
+class VisionTower(Operator):
+    """Patch projection, learned position grid, encoder layers and final norm, over packed patches."""
+
+    dims: VisionSchema
+    block: str = "vision tower"
+
+    @property
+    def channels(self) -> int:
+        """Inner width of the attention."""
+        return self.dims.heads * self.dims.head_width
+
+    @property
+    def pixels(self) -> int:
+        """Values in one patch."""
+        return CHANNELS * self.dims.patch**2
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        dims = self.dims
+        layers = tuple(
+            parameter
+            for layer in range(dims.layers)
+            for parameter in self._layer_parameters(f"layers.{layer}")
+        )
+        return (
+            _vision_vector("patch.weight", dims.width, self.pixels),
+            _vision_vector("position", dims.position_grid**2, dims.width),
+            *layers,
+            _vision_vector("norm.weight", dims.width),
+        )
+
+    def _layer_parameters(self, layer: str) -> tuple[Parameter, ...]:
+        width, channels, inner = self.dims.width, self.channels, self.dims.inner_width
+        return (
+            _vision_vector(f"{layer}.attention_norm.weight", width),
+            _vision_weight(f"{layer}.q_proj.weight", channels, width),
+            _vision_weight(f"{layer}.k_proj.weight", channels, width),
+            _vision_weight(f"{layer}.v_proj.weight", channels, width),
+            _vision_weight(f"{layer}.output_proj.weight", width, channels),
+            _vision_vector(f"{layer}.feed_forward_norm.weight", width),
+            _vision_weight(f"{layer}.up.weight", inner, width),
+            _vision_weight(f"{layer}.down.weight", width, inner),
+        )
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        dims, patches = self.dims, shard.patches
+        element = patches * shard.element_bytes
+        images = patches / shard.patches_per_image
+        # All layers are alike: one kernel of each sort stands for all of them, as groups of rows.
+        rows, layers = patches, dims.layers
+        return (
+            Gemm("patch", patches, self.pixels, dims.width, input_gradient=False),
+            Elementwise("position", 3 * element * dims.width, element * dims.width),
+            Gemm("q, k, v", rows, dims.width, 3 * self.channels, layers),
+            Attention(
+                "vision attention",
+                images * layers,
+                dims.heads,
+                shard.patches_per_image,
+                shard.patches_per_image,
+                dims.head_width,
+                dims.head_width,
+                causal=False,
+            ),
+            Gemm("output_proj", rows, self.channels, dims.width, layers),
+            Gemm("up", rows, dims.width, dims.inner_width, layers),
+            Elementwise(
+                "gelu", 2 * element * dims.inner_width * layers, 3 * element * dims.inner_width * layers
+            ),
+            Gemm("down", rows, dims.inner_width, dims.width, layers),
+            norm_kernel("norms", patches * (2 * layers + 1), dims.width, shard),
+        )
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        dims, patches = self.dims, shard.patches
+        element = patches * shard.element_bytes
+        pixels = Saved("pixels", element * self.pixels)
+        if recompute != "none":
+            return (pixels, Saved("layer inputs", element * dims.width * dims.layers))
+        channels, inner = self.channels * element, dims.inner_width * element
+        norm = sum(tensor.bytes for tensor in norm_saved("norm", patches, dims.width, shard))
+        attention = element * dims.width + 4 * channels + patches * dims.heads * 4
+        layer = 2 * norm + attention + element * dims.width + 2 * inner
+        return (pixels, Saved("encoder layers", layer * dims.layers), Saved("final norm", norm))
+
+    def scratch_bytes(self, shard: Shard) -> Number:
+        return 2 * shard.patches * self.dims.inner_width * shard.element_bytes
+
+
+@dataclass(frozen=True)
+class Projector(Operator):
+    """Pixel shuffle of merge x merge patches, then two projections to the model width."""
+
+    dims: VisionSchema
+    width: int
+    block: str = "projector"
+
+    @property
+    def merged_width(self) -> int:
+        return self.dims.width * self.dims.merge**2
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        inner = self.dims.projector_width
+        return (
+            _vision_weight("up.weight", inner, self.merged_width),
+            _vision_weight("down.weight", self.width, inner),
+            _vision_vector("down.bias", self.width),
+        )
+
+    def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
+        tokens, inner = shard.patches / self.dims.merge**2, self.dims.projector_width
+        element = tokens * inner * shard.element_bytes
+        return (
+            gemm("up", tokens, self.merged_width, inner),
+            Elementwise("gelu", 2 * element, 3 * element),
+            gemm("down", tokens, inner, self.width),
+        )
+
+    def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        element = shard.patches / self.dims.merge**2 * shard.element_bytes
+        return (
+            Saved("merged patches", element * self.merged_width),
+            Saved("projector inner", 2 * element * self.dims.projector_width),
+        )
