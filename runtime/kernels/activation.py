@@ -1,0 +1,57 @@
+"""Gated units: SwiGLU (arXiv 2002.05202) and SiTU-GLU (Kimi K3, arXiv 2607.24653, Eq. 12).
+
+Both compute in fp32 and keep only their two inputs, in their own dtype, for the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .precision import widen
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, elementwise."""
+    return _GatedUnit.apply(gate, up, None, None)
+
+
+def situ_glu(gate: Tensor, up: Tensor, beta: float = 4.0, linear_beta: float | None = 25.0) -> Tensor:
+    """beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta); bounded by beta * linear_beta.
+
+    `linear_beta` None leaves the linear half uncapped.
+    """
+    return _GatedUnit.apply(gate, up, beta, linear_beta)
+
+
+class _GatedUnit(torch.autograd.Function):
+    """(soft cap of gate) * sigmoid(gate) * (soft cap of up), a cap of None being the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, cap: float | None, up_cap: float | None) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.caps = cap, up_cap
+        wide = widen(gate)
+        return (_soft_cap(wide, cap) * wide.sigmoid()).mul_(_soft_cap(widen(up), up_cap)).to(gate.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        gate, up = ctx.saved_tensors
+        cap, up_cap = ctx.caps
+        wide, grad = widen(gate), widen(grad)
+        open_, capped, linear = wide.sigmoid(), _soft_cap(wide, cap), _soft_cap(widen(up), up_cap)
+        # d(cap * sigmoid) = cap' sigmoid + cap sigmoid (1 - sigmoid)
+        slope = open_ * (_soft_cap_slope(capped, cap) + capped * (1 - open_))
+        grad_gate = grad * linear * slope
+        grad_up = grad * capped * open_ * _soft_cap_slope(linear, up_cap)
+        return grad_gate.to(gate.dtype), grad_up.to(up.dtype), None, None
+
+
+def _soft_cap(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+def _soft_cap_slope(capped: Tensor, cap: float | None) -> Tensor | float:
+    return 1.0 if cap is None else 1 - (capped / cap).square()

@@ -1,0 +1,99 @@
+"""Which implementation serves each operation, decided once per process and device type.
+
+`SHIPWAY_KERNELS=plain` in the environment forces the plain PyTorch forms everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+OVERRIDE = "SHIPWAY_KERNELS"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of the table of kernels."""
+
+    operation: str
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fast:
+    """A faster implementation on CUDA, and the distribution that it needs, if any."""
+
+    operation: str
+    implementation: str
+    package: str | None = None
+    minimum: tuple[int, ...] = ()
+
+
+FAST = (
+    Fast("delta_rule", "fla chunk_kda", "fla-core", (0, 6)),
+    Fast("delta_step", "fla fused_recurrent_kda", "fla-core", (0, 6)),
+    Fast("short_convolution", "fla causal_conv1d", "fla-core", (0, 6)),
+    Fast("attention_residual", "fla fused_attnres", "fla-core", (0, 6)),
+    Fast("softmax_attention", "SDPA cuDNN"),
+    Fast("softmax_attention_documents", "FlexAttention"),
+    Fast("grouped_mm", "torch._grouped_mm"),
+    Fast("elementwise", "torch.compile"),
+)
+"""Operations that have a faster form on CUDA; what is not listed is plain everywhere."""
+
+PLAIN = {
+    "delta_rule": "chunkwise PyTorch",
+    "delta_step": "PyTorch",
+    "short_convolution": "shifted sums",
+    "attention_residual": "PyTorch",
+    "softmax_attention": "SDPA",
+    "softmax_attention_documents": "SDPA over documents of like length",
+    "grouped_mm": "a loop over experts",
+    "elementwise": "PyTorch",
+}
+"""The plain form of each operation."""
+
+
+def table(device_type: str | None = None) -> list[Choice]:
+    """What runs on `device_type` ("cuda" or "cpu"; by default CUDA where there is a GPU), and why."""
+    if device_type is None:
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    return list(_choices(device_type).values())
+
+
+def chosen(operation: str, device_type: str) -> str:
+    """The implementation that serves `operation` on `device_type`."""
+    return _choices(device_type)[operation].implementation
+
+
+def is_plain(operation: str, device_type: str) -> bool:
+    """Whether the plain form serves `operation` on `device_type`."""
+    return chosen(operation, device_type) == PLAIN[operation]
+
+
+@cache
+def _choices(device_type: str) -> dict[str, Choice]:
+    return {fast.operation: _choose(fast, device_type) for fast in FAST}
+
+
+def _choose(fast: Fast, device_type: str) -> Choice:
+    plain = PLAIN[fast.operation]
+    if os.environ.get(OVERRIDE, "") == "plain":
+        return Choice(fast.operation, plain, f"{OVERRIDE}=plain")
+    if device_type != "cuda":
+        return Choice(fast.operation, plain, f"no other form on {device_type}")
+    if fast.package is None:
+        return Choice(fast.operation, fast.implementation, f"torch {torch.__version__}")
+    try:
+        found = version(fast.package)
+    except PackageNotFoundError:
+        return Choice(fast.operation, plain, f"{fast.package} is not installed: pip install shipway[gpu]")
+    if tuple(int(part) for part in found.split(".")[:2]) < fast.minimum:
+        needed = ".".join(map(str, fast.minimum))
+        return Choice(fast.operation, plain, f"{fast.package} {found} is older than {needed}")
+    return Choice(fast.operation, fast.implementation, f"{fast.package} {found}")

@@ -1,0 +1,181 @@
+"""Mixture of experts: choosing, ordering tokens by expert, and the grouped product.
+
+Letters: T tokens, E experts, k experts per token, D width of what the experts read and write.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .dispatch import chosen
+from .precision import widen
+
+
+class Routing(NamedTuple):
+    """What the router decided for T tokens."""
+
+    indices: Tensor
+    """[T, k] int64, chosen experts, best biased score first."""
+    weights: Tensor
+    """[T, k] fp32, mixture weights from the unbiased scores; differentiable."""
+    scores: Tensor
+    """[T, E] fp32, unbiased scores; differentiable."""
+    cutoff: Tensor
+    """[T] fp32, the (k+1)-th largest biased score, which quantile balancing measures margins from."""
+
+
+def route(
+    logits: Tensor,
+    k: int,
+    bias: Tensor | None = None,
+    *,
+    scores: Literal["sigmoid", "softmax"] = "sigmoid",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    active_groups: int = 1,
+) -> Routing:
+    """Choose k experts per token from `logits` [T, E] by score + `bias` [E]; weigh them by score alone.
+
+    With groups, only experts of a token's best `active_groups` groups can be chosen; a group counts by
+    the sum of its two best biased scores (DeepSeek-V3, arXiv 2412.19437) for sigmoid scores and by its
+    best (DeepSeek-V2, arXiv 2405.04434) for softmax scores.
+    """
+    logits = widen(logits)
+    value = logits.sigmoid() if scores == "sigmoid" else logits.softmax(-1)
+    with torch.no_grad():
+        biased = value if bias is None else value + bias
+        if active_groups < groups:
+            biased = _mask_groups(biased, groups, active_groups, best=2 if scores == "sigmoid" else 1)
+        top = biased.topk(min(k + 1, biased.shape[1]), dim=1)
+    indices = top.indices[:, :k]
+    weights = value.gather(1, indices)
+    if renormalize:
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-20)
+    return Routing(indices, weights * scale, value, top.values[:, -1])
+
+
+def _mask_groups(biased: Tensor, groups: int, active: int, best: int) -> Tensor:
+    grouped = biased.unflatten(1, (groups, -1))  # [T, groups, E / groups]
+    merit = grouped.topk(min(best, grouped.shape[2]), dim=2).values.sum(2)
+    kept = torch.zeros_like(merit, dtype=torch.bool).scatter_(1, merit.topk(active, dim=1).indices, True)
+    return grouped.masked_fill(~kept.unsqueeze(2), -torch.inf).flatten(1)
+
+
+class Order(NamedTuple):
+    """Rows of a batch sorted by expert: T*k rows, stable, so that equal inputs give equal order."""
+
+    token: Tensor
+    """[T*k] int64, the token each row holds."""
+    place: Tensor
+    """[T*k] int64, the row where choice t*k + i went."""
+    counts: Tensor
+    """[E] int64, rows of each expert."""
+    offsets: Tensor
+    """[E] int32, cumulative counts: where each expert's rows end."""
+
+
+def order_by_expert(indices: Tensor, experts: int) -> Order:
+    """Sort the T*k choices of `indices` [T, k] by expert."""
+    flat = indices.flatten()
+    row = torch.argsort(flat, stable=True)
+    place = torch.empty_like(row).scatter_(0, row, torch.arange(row.numel(), device=row.device))
+    counts = torch.bincount(flat, minlength=experts)
+    return Order(row // indices.shape[1], place, counts, counts.cumsum(0).to(torch.int32))
+
+
+def permute(x: Tensor, order: Order) -> Tensor:
+    """Copy every token [T, D] to each of its experts' rows: [T*k, D] sorted by expert."""
+    return _Permute.apply(x, order.token, order.place)
+
+
+def unpermute(rows: Tensor, order: Order, weights: Tensor) -> Tensor:
+    """Bring the experts' rows [T*k, D] back and sum them by `weights` [T, k], in fp32: [T, D].
+
+    Rows past T*k are ignored.
+    """
+    tokens, k = weights.shape
+    chosen_rows = rows.index_select(0, order.place).unflatten(0, (tokens, k))
+    return (widen(chosen_rows) * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
+class _Permute(torch.autograd.Function):
+    """A gather whose backward is a gather too: no atomics, the same bits every time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.tokens = x.shape[0]
+        return x.index_select(0, token)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        choices = grad.index_select(0, place).unflatten(0, (ctx.tokens, -1))
+        return widen(choices).sum(1).to(grad.dtype), None, None
+
+
+def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """x[rows of expert e] @ weight[e]^T for every expert: [rows, out].
+
+    `x` [rows, in], sorted by expert; `weight` [E, out, in]; `offsets` [E] int32, where each expert's rows
+    end. Rows past offsets[-1] come out zero, and get a zero gradient; an expert without rows gets a
+    gradient of zeros (never None), so that every rank's optimizer sees every expert.
+    """
+    return _GroupedMM.apply(x, weight, offsets)
+
+
+class _GroupedMM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, offsets)
+        return _rows_by_expert(x, weight.mT, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, offsets = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_x = _rows_by_expert(grad, weight, offsets) if ctx.needs_input_grad[0] else None
+        grad_weight = _outer_by_expert(grad, x, offsets) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None
+
+
+def _rows_by_expert(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """x [rows, a] @ weight [E, a, b] by expert, tail rows zero."""
+    if _fused(x, weight):
+        out = torch._grouped_mm(x, weight, offs=offsets)
+        rows = torch.arange(out.shape[0], device=out.device).unsqueeze(1)
+        return out.masked_fill_(rows >= offsets[-1], 0)  # the kernel leaves them as it found them
+    out = x.new_zeros(x.shape[0], weight.shape[2])
+    for expert, start, end in _segments(offsets):
+        torch.mm(x[start:end], weight[expert], out=out[start:end])
+    return out
+
+
+def _outer_by_expert(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """grad[rows of e]^T @ x[rows of e]: [E, out, in], zeros for an expert without rows."""
+    if _fused(grad, x):
+        return torch._grouped_mm(grad.mT, x, offs=offsets)
+    out = x.new_zeros(offsets.shape[0], grad.shape[1], x.shape[1])
+    for expert, start, end in _segments(offsets):
+        torch.mm(grad[start:end].mT, x[start:end], out=out[expert])
+    return out
+
+
+def _segments(offsets: Tensor) -> list[tuple[int, int, int]]:
+    """(expert, first row, end row) of the experts that have rows."""
+    ends = offsets.tolist()
+    return [
+        (e, start, end) for e, (start, end) in enumerate(zip([0, *ends], ends, strict=False)) if end > start
+    ]
+
+
+def _fused(x: Tensor, weight: Tensor) -> bool:
+    """Whether the grouped kernel takes these: bf16 with rows that start at multiples of 16 bytes."""
+    aligned = all(size % 8 == 0 for size in (x.shape[-1], *weight.shape[-2:]))
+    return (
+        chosen("grouped_mm", x.device.type) == "torch._grouped_mm" and x.dtype == torch.bfloat16 and aligned
+    )
