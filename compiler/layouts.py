@@ -1,0 +1,273 @@
+"""The legal layouts of a training stage, as arrays.
+
+Legal means: the runtime can run it (schemas/capability.py), every division comes out even, and no more
+devices are used than there are. Pipeline, context and tensor degrees divide the number of devices;
+tensor parallel stays inside the scale-up domain; data parallel divides the sequences of a step. A layout
+that leaves more than half of the devices idle is only offered when none uses more, or when cost is the
+objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from shipway.compiler.operators.base import Limit
+from shipway.schemas.capability import CAPABILITY, Capability
+from shipway.schemas.layout import Layout, LayoutConstraints, Recompute, Schedule
+
+IntArray = npt.NDArray[np.int64]
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+SCHEDULES: tuple[Schedule, ...] = ("none", "1f1b", "interleaved_1f1b")
+CONTEXT_MULTIPLE = 64
+"""A context-parallel slice is a whole number of delta-rule chunks of this many tokens."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What bounds the layouts of one stage."""
+
+    devices: int
+    devices_per_node: int
+    domain: int
+    """Devices joined by scale-up links."""
+    sequences: int
+    """Sequences of one optimizer step."""
+    context: int
+    layers: int
+    experts: int
+    """Routed experts, 0 for a dense model."""
+    tied: bool
+    limits: tuple[Limit, ...]
+    constraints: LayoutConstraints
+    any_size: bool = False
+    """Whether layouts that leave most devices idle are of interest."""
+    capability: Capability = CAPABILITY
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Layouts as arrays of one length."""
+
+    pp: IntArray
+    virtual: IntArray
+    replicate: IntArray
+    shard: IntArray
+    cp: IntArray
+    tp: IntArray
+    ep: IntArray
+    zero: IntArray
+    schedule: IntArray
+    """Index into SCHEDULES."""
+    recompute: IntArray
+    """Index into RECOMPUTE."""
+    micro_batch: IntArray
+    micro_batches: IntArray
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Candidates:
+        """The layouts at `index`."""
+        return Candidates(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    @property
+    def world(self) -> IntArray:
+        """Devices used."""
+        return self.pp * self.replicate * self.shard * self.cp * self.tp
+
+    @property
+    def chunks(self) -> IntArray:
+        """Model chunks."""
+        return self.pp * self.virtual
+
+    def layout(self, index: int, stage_layers: tuple[tuple[int, int], ...] = ()) -> Layout:
+        """One layout as its schema has it."""
+        return Layout(
+            pipeline_parallel=int(self.pp[index]),
+            virtual_stages=int(self.virtual[index]),
+            data_parallel_replicate=int(self.replicate[index]),
+            data_parallel_shard=int(self.shard[index]),
+            context_parallel=int(self.cp[index]),
+            tensor_parallel=int(self.tp[index]),
+            expert_parallel=int(self.ep[index]),
+            zero=2 if self.zero[index] == 2 else 3,
+            schedule=SCHEDULES[self.schedule[index]],
+            recompute=RECOMPUTE[self.recompute[index]],
+            micro_batch=int(self.micro_batch[index]),
+            micro_batches=int(self.micro_batches[index]),
+            stage_layers=stage_layers,
+        )
+
+
+def from_layout(layout: Layout) -> Candidates:
+    """One layout as arrays of length one."""
+    values = (
+        layout.pipeline_parallel,
+        layout.virtual_stages,
+        layout.data_parallel_replicate,
+        layout.data_parallel_shard,
+        layout.context_parallel,
+        layout.tensor_parallel,
+        layout.expert_parallel,
+        layout.zero,
+        SCHEDULES.index(layout.schedule),
+        RECOMPUTE.index(layout.recompute),
+        layout.micro_batch,
+        layout.micro_batches,
+    )
+    return Candidates(*(np.array([value], dtype=np.int64) for value in values))
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in rising order."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def degrees(pinned: int | None, free: Iterable[int]) -> list[int]:
+    """The pinned degree alone, or the free ones."""
+    return [pinned] if pinned is not None else list(free)
+
+
+def limit_allows(limits: Sequence[Limit], axis: str, degree: int) -> bool:
+    """Whether every limit of an axis is divisible by `degree`."""
+    return all(limit.value % degree == 0 for limit in limits if limit.axis == axis)
+
+
+def legal_tensor(space: Space) -> list[int]:
+    """Tensor-parallel degrees that divide all that they must."""
+    return [
+        degree
+        for degree in divisors(space.domain)
+        if space.devices % degree == 0
+        and limit_allows(space.limits, "tp", degree)
+        and space.context % degree == 0
+    ]
+
+
+def legal_context(space: Space) -> list[int]:
+    """Context-parallel degrees that leave whole, balanced slices (2 x cp slices for causal attention)."""
+    return [
+        degree
+        for degree in divisors(space.devices)
+        if degree == 1 or (space.context % (2 * degree) == 0 and context_slices(space.context, degree))
+    ]
+
+
+def context_slices(context: int, degree: int) -> bool:
+    """Whether a slice is a whole number of delta-rule chunks."""
+    return context // degree % CONTEXT_MULTIPLE == 0
+
+
+def legal_pipeline(space: Space) -> list[int]:
+    """Pipeline degrees that leave every rank a layer."""
+    if space.tied:
+        return [1]
+    return [degree for degree in divisors(space.devices) if degree <= space.layers]
+
+
+def enumerate_layouts(space: Space) -> Candidates:
+    """All legal layouts of a stage; empty when the constraints leave none."""
+    meshes = _meshes(space)
+    if not space.any_size and len(meshes):
+        world = meshes.prod(axis=1)
+        meshes = meshes[2 * world > min(space.devices, 2 * world.max() - 1)]
+    columns = _with_experts(space, meshes)
+    columns = _with_micro_batches(space, columns)
+    columns = _with_schedules(space, columns)
+    columns = _with_policies(space, columns)
+    pp, replicate, shard, cp, tp, ep, micro_batch, micro_batches, virtual, schedule, zero, recompute = columns.T
+    return Candidates(
+        pp, virtual, replicate, shard, cp, tp, ep, zero, schedule, recompute, micro_batch, micro_batches
+    )
+
+
+def _meshes(space: Space) -> IntArray:
+    """Rows of (pp, replicate, shard, cp, tp)."""
+    pins = space.constraints
+    batch_divisors = divisors(space.sequences)
+    rows = []
+    for tp in degrees(pins.tensor_parallel, legal_tensor(space)):
+        for cp in degrees(pins.context_parallel, legal_context(space)):
+            if space.context % (cp * tp) or tp * cp > space.devices:
+                continue
+            for pp in degrees(pins.pipeline_parallel, legal_pipeline(space)):
+                room = space.devices // (pp * cp * tp)
+                for data in batch_divisors:
+                    if data > room:
+                        break
+                    world = pp * cp * tp * data
+                    if world % space.devices_per_node and space.devices_per_node % world:
+                        continue
+                    rows += _splits(pins, pp, data, cp, tp)
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def _splits(pins: LayoutConstraints, pp: int, data: int, cp: int, tp: int) -> list[tuple[int, ...]]:
+    """Ways to divide data parallel into replicas and shards."""
+    if pins.data_parallel_shard is not None:
+        shards = [pins.data_parallel_shard] if data % pins.data_parallel_shard == 0 else []
+    else:
+        shards = divisors(data)
+    pinned = pins.data_parallel_replicate
+    return [(pp, data // s, s, cp, tp) for s in shards if pinned is None or data // s == pinned]
+
+
+def _cross(table: IntArray, options: Sequence[tuple[int, ...]]) -> IntArray:
+    """Every row of `table` with every option."""
+    width = len(options[0]) if options else 0
+    right = np.array(options, dtype=np.int64).reshape(-1, width)
+    return np.hstack([np.repeat(table, len(right), axis=0), np.tile(right, (len(table), 1))])
+
+
+def _with_experts(space: Space, table: IntArray) -> IntArray:
+    pinned = space.constraints.expert_parallel
+    legal = [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)] if space.experts else [1]
+    table = _cross(table, [(degree,) for degree in degrees(pinned, legal)])
+    region = table[:, 2] * table[:, 3] * table[:, 4]
+    return table[region % table[:, 5] == 0]
+
+
+def _with_micro_batches(space: Space, table: IntArray) -> IntArray:
+    pinned = space.constraints.micro_batch
+    table = _cross(table, [(size,) for size in degrees(pinned, divisors(space.sequences))])
+    data = table[:, 1] * table[:, 2]
+    per_rank = space.sequences // data
+    table, per_rank = table[per_rank % table[:, 6] == 0], per_rank[per_rank % table[:, 6] == 0]
+    count = per_rank // table[:, 6]
+    table = np.column_stack([table, count])
+    # A pipeline with fewer micro-batches than ranks never fills.
+    return table[count >= table[:, 0]]
+
+
+def _with_schedules(space: Space, table: IntArray) -> IntArray:
+    pins, can = space.constraints, space.capability
+    deepest = max(1, min(can.virtual_stages, space.layers // 2)) if "interleaved_1f1b" in can.schedules else 1
+    options = []
+    for virtual in degrees(pins.virtual_stages, range(1, deepest + 1)):
+        options += [(virtual, 0), (virtual, 1)] if virtual == 1 else [(virtual, 2)]
+    table = _cross(table, options)
+    pp, count, virtual, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
+    rounds = np.maximum(count // pp, 1)
+    keep = ((pp == 1) == (schedule == 0)) & (pp * virtual <= space.layers)
+    keep &= (schedule != 2) | (count % rounds == 0)
+    keep &= (pp == 1) | np.isin(schedule, [SCHEDULES.index(name) for name in can.schedules if name in SCHEDULES])
+    if pins.schedule is not None:
+        keep &= schedule == (SCHEDULES.index(pins.schedule) if pins.schedule in SCHEDULES else -1)
+    return table[keep]
+
+
+def _with_policies(space: Space, table: IntArray) -> IntArray:
+    pins, can = space.constraints, space.capability
+    levels = sorted({*can.zero, *can.zero_with_pipeline})
+    zeros = degrees(pins.zero, levels)
+    policies = [pins.recompute] if pins.recompute is not None else list(can.recompute)
+    options = [(zero, RECOMPUTE.index(policy)) for zero in zeros for policy in policies]
+    table = _cross(table, options)
+    piped, zero = table[:, 0] > 1, table[:, 10]
+    return table[np.where(piped, np.isin(zero, can.zero_with_pipeline), np.isin(zero, can.zero))]

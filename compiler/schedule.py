@@ -1,0 +1,202 @@
+"""Pipeline schedules: order of work, micro-batches in flight, and a step-by-step simulation.
+
+The orders are those of torch.distributed.pipelining (Schedule1F1B, ScheduleInterleaved1F1B), which
+follow Narayanan et al. 2021 (arXiv 2104.04473). Chunk c of the model sits on pipeline rank c mod pp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One forward or backward pass of one micro-batch through one model chunk."""
+
+    kind: Literal["F", "B"]
+    chunk: int
+    """Model chunk, in model order."""
+    micro_batch: int
+
+
+def rounds(pp: int, micro_batches: int) -> int:
+    """Rounds that torch's interleaved schedule deals micro-batches in; they must divide them evenly."""
+    return max(1, micro_batches // pp)
+
+
+def interleaving_allows(pp: int, micro_batches: int) -> bool:
+    """Whether ScheduleInterleaved1F1B takes this number of micro-batches."""
+    return micro_batches % rounds(pp, micro_batches) == 0
+
+
+def warmup_forwards(pp: int, virtual: int, micro_batches: int, rank: int) -> int:
+    """Forward passes of a rank before its first backward, less the one that pairs with it."""
+    if virtual == 1:
+        return min(pp - 1 - rank, micro_batches)
+    per_round = micro_batches // rounds(pp, micro_batches)
+    return min((virtual - 1) * per_round + 2 * (pp - 1 - rank), micro_batches * virtual)
+
+
+def rank_order(pp: int, virtual: int, micro_batches: int, rank: int) -> tuple[Action, ...]:
+    """The actions of one pipeline rank, in order."""
+    total = micro_batches * virtual
+    per_round = micro_batches // rounds(pp, micro_batches) if virtual > 1 else 1
+    seen_forward, seen_backward = [0] * virtual, [0] * virtual
+
+    def forward(index: int) -> Action:
+        local = (index // per_round) % virtual if virtual > 1 else 0
+        seen_forward[local] += 1
+        return Action("F", local * pp + rank, seen_forward[local] - 1)
+
+    def backward(index: int) -> Action:
+        local = virtual - 1 - (index // per_round) % virtual if virtual > 1 else 0
+        seen_backward[local] += 1
+        return Action("B", local * pp + rank, seen_backward[local] - 1)
+
+    warmup = warmup_forwards(pp, virtual, micro_batches, rank)
+    actions = [forward(index) for index in range(warmup)]
+    for index in range(total - warmup):
+        actions += [forward(warmup + index), backward(index)]
+    actions += [backward(index) for index in range(total - warmup, total)]
+    return tuple(actions)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(pp: int, virtual: int, micro_batches: int) -> IntArray:
+    """Micro-batches that each chunk of each rank keeps, at every moment that can be a peak.
+
+    Shape [pp, moments, virtual]; the last axis counts the rank's own chunks from its first. Moments that
+    another one covers in every chunk are dropped; the rest is padded by repetition.
+    """
+    if virtual == 1:
+        return np.minimum(pp - np.arange(pp), micro_batches).reshape(pp, 1, 1)
+    per_rank = [_peaks(pp, virtual, micro_batches, rank) for rank in range(pp)]
+    moments = max(len(peaks) for peaks in per_rank)
+    return np.stack([np.pad(peaks, ((0, moments - len(peaks)), (0, 0)), mode="edge") for peaks in per_rank])
+
+
+def _peaks(pp: int, virtual: int, micro_batches: int, rank: int) -> IntArray:
+    per_round = micro_batches // rounds(pp, micro_batches)
+    total = micro_batches * virtual
+    warmup = warmup_forwards(pp, virtual, micro_batches, rank)
+    # After warm-up every forward is followed by a backward; the pattern repeats after pp * virtual pairs.
+    pairs = np.arange(min(max(total - warmup, 1), 2 * per_round * virtual))
+    forwards = np.minimum(warmup + pairs + 1, total)
+    local = np.arange(virtual)
+    done_forward = _passes_of_chunk(forwards[:, None], local, per_round, virtual)
+    done_backward = _passes_of_chunk(pairs[:, None], virtual - 1 - local, per_round, virtual)
+    return _maximal(done_forward - done_backward)
+
+
+def _passes_of_chunk(passes: IntArray, position: IntArray, per_round: int, virtual: int) -> IntArray:
+    """Of the first `passes` passes, those through the chunk that comes `position`-th in each cycle."""
+    cycle = per_round * virtual
+    whole, rest = passes // cycle, passes % cycle
+    return whole * per_round + np.clip(rest - position * per_round, 0, per_round)
+
+
+def _maximal(points: IntArray) -> IntArray:
+    """Points that no other point covers in every coordinate."""
+    unique = np.unique(points, axis=0)
+    covered = (unique[:, None, :] <= unique[None, :, :]).all(axis=2)
+    np.fill_diagonal(covered, False)
+    return unique[~covered.any(axis=1)]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One action of the simulated step, with its time."""
+
+    rank: int
+    action: Action
+    start_seconds: float
+    end_seconds: float
+
+
+def simulate(
+    pp: int,
+    virtual: int,
+    micro_batches: int,
+    forward_seconds: Sequence[float],
+    backward_seconds: Sequence[float],
+    send_seconds: float = 0.0,
+) -> tuple[Slot, ...]:
+    """Run the schedule of all ranks; times are per chunk, in model order. Ends when all work is done."""
+    chunks = pp * virtual
+    orders = [rank_order(pp, virtual, micro_batches, rank) for rank in range(pp)]
+    position, free_at = [0] * pp, [0.0] * pp
+    done: dict[tuple[str, int, int], float] = {}
+    slots: list[Slot] = []
+    remaining = sum(len(order) for order in orders)
+    while remaining:
+        before = remaining
+        for rank, order in enumerate(orders):
+            while position[rank] < len(order):
+                action = order[position[rank]]
+                ready = _ready(action, chunks, done, send_seconds)
+                if ready is None:
+                    break
+                seconds = (forward_seconds if action.kind == "F" else backward_seconds)[action.chunk]
+                start = max(free_at[rank], ready)
+                free_at[rank] = start + seconds
+                done[action.kind, action.chunk, action.micro_batch] = free_at[rank]
+                slots.append(Slot(rank, action, start, free_at[rank]))
+                position[rank] += 1
+                remaining -= 1
+        if remaining == before:
+            raise ValueError("the schedule waits for itself")
+    return tuple(sorted(slots, key=lambda slot: (slot.start_seconds, slot.rank)))
+
+
+def _ready(
+    action: Action, chunks: int, done: dict[tuple[str, int, int], float], send_seconds: float
+) -> float | None:
+    """When the input of an action has arrived; None while its producer has not run."""
+    if action.kind == "F":
+        if action.chunk == 0:
+            return 0.0
+        sent = done.get(("F", action.chunk - 1, action.micro_batch))
+        return None if sent is None else sent + send_seconds
+    own = done.get(("F", action.chunk, action.micro_batch))
+    if own is None:
+        return None
+    if action.chunk == chunks - 1:
+        return own
+    sent = done.get(("B", action.chunk + 1, action.micro_batch))
+    return None if sent is None else max(own, sent + send_seconds)
+
+
+def pipeline_seconds(
+    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray, pp: int
+) -> FloatArray:
+    """Length of the pipelined passes of one step, in closed form over layouts.
+
+    `forward`, `backward` have shape [layouts, chunks], chunks in model order. A micro-batch passes all
+    chunks (the fill and the drain); each further one follows a cycle behind. The cycle is the longest of
+    every rank's own work and, for 1F1B, of the round trip below a rank over the micro-batches it may have
+    in flight (a maximum cycle mean of the schedule's event graph; Baccelli et al. 1992, chapter 3).
+    """
+    layouts, chunks = forward.shape
+    virtual = chunks // pp
+    both = forward + backward
+    if pp == 1:
+        return both.sum(axis=1) * micro_batches
+    if virtual == 1:
+        ahead = np.cumsum(both[:, ::-1], axis=1)[:, ::-1]
+        below = pp - np.arange(pp)
+        round_trip = (ahead + 2 * send[:, None] * (below - 1)) / below
+        cycle = np.maximum(both, round_trip).max(axis=1)
+        return both.sum(axis=1) + 2 * (pp - 1) * send + (micro_batches - 1) * cycle
+    by_rank = both.reshape(layouts, virtual, pp)
+    busiest = by_rank.sum(axis=1).max(axis=1)
+    edge = (by_rank[:, 0, :].sum(axis=1) + by_rank[:, 0, :].max(axis=1) * -1.0).clip(0)
+    return micro_batches * busiest + edge + 2 * (pp - 1) * send

@@ -1,0 +1,72 @@
+"""What this version's runtime can run: the planner offers nothing else, and the runtime checks a plan by it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shipway.schemas.base import Schema
+from shipway.schemas.layout import Recompute, Schedule
+
+MeshAxis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"]
+
+
+class AxisSupport(Schema):
+    """One mesh axis."""
+
+    axis: MeshAxis
+    name: str
+    """Name in the user's words."""
+    field: str
+    """Field of the layout that sets its degree."""
+    proven: bool
+    """Whether the parity suite holds it equal to one device; an unproven axis is planned with a warning."""
+
+
+class Capability(Schema):
+    """Axes, schedules and policies that the runtime runs."""
+
+    axes: tuple[AxisSupport, ...]
+    schedules: tuple[Schedule, ...]
+    """Schedules of more than one pipeline rank, as torch.distributed.pipelining names them."""
+    recompute: tuple[Recompute, ...]
+    zero: tuple[Literal[2, 3], ...]
+    """ZeRO levels without a pipeline; gradients are reduce-scattered after every micro-batch."""
+    zero_with_pipeline: tuple[Literal[2, 3], ...]
+    """ZeRO levels under a pipeline: torch's stages keep parameters gathered and gradients whole over all
+    micro-batches of a step and reduce them once, so that level 3 would free nothing."""
+    active_stages_gathered: int
+    """Model chunks of one pipeline rank that torch's interleaved schedule keeps gathered at a time."""
+    receive_buffers: Literal["per_micro_batch", "in_flight"]
+    """Receive buffers of a pipeline stage: torch allocates one per micro-batch, not one per micro-batch in
+    flight."""
+    virtual_stages: int
+    """Largest number of model chunks on one pipeline rank."""
+    activation_offload: bool = False
+    optimizer_offload: bool = False
+
+    def support(self, axis: str) -> AxisSupport | None:
+        """The statement on one axis, or None when the runtime can't run it."""
+        return next((entry for entry in self.axes if entry.axis == axis), None)
+
+
+def _axis(axis: MeshAxis, name: str, field: str, proven: bool) -> AxisSupport:
+    return AxisSupport(axis=axis, name=name, field=field, proven=proven)
+
+
+CAPABILITY = Capability(
+    axes=(
+        _axis("pp", "pipeline parallel", "pipeline_parallel", False),
+        _axis("dp_replicate", "replicated data parallel", "data_parallel_replicate", False),
+        _axis("dp_shard", "sharded data parallel", "data_parallel_shard", False),
+        _axis("cp", "context parallel", "context_parallel", False),
+        _axis("tp", "tensor parallel", "tensor_parallel", False),
+        _axis("ep", "expert parallel", "expert_parallel", False),
+    ),
+    schedules=("1f1b", "interleaved_1f1b"),
+    recompute=("none", "selective", "full"),
+    zero=(2, 3),
+    zero_with_pipeline=(2,),
+    active_stages_gathered=3,
+    receive_buffers="per_micro_batch",
+    virtual_stages=8,
+)
