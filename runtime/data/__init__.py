@@ -1,0 +1,1 @@
+"""Packed token streams that resume exactly, at any change of the data-parallel degree."""

@@ -1,0 +1,68 @@
+"""What the trainer receives: rows as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shipway.runtime.data.packing import IGNORED, Row, Sample, boundaries, row_hash
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one data-parallel rank; b rows of T tokens."""
+
+    tokens: Tensor
+    """[b, T] int64."""
+    labels: Tensor
+    """[b, T] int64; -100 where the next token belongs to another document."""
+    cu_seqlens: Tensor
+    """[n + 1] int32: document boundaries over the flattened b * T tokens; every row starts a document."""
+    samples: tuple[Sample, ...] = ()
+    """Where each of the n documents came from."""
+    token_hash: int = 0
+    """Sum of the rows' hashes, as a signed 64-bit integer; sums over ranks may wrap."""
+
+    @property
+    def valid_tokens(self) -> int:
+        """Tokens whose label counts."""
+        return int((self.labels != IGNORED).sum())
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
+        """The same batch on a device."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, from which copies to a GPU do not block."""
+        return replace(
+            self,
+            tokens=self.tokens.pin_memory(),
+            labels=self.labels.pin_memory(),
+            cu_seqlens=self.cu_seqlens.pin_memory(),
+        )
+
+
+def make_batch(rows: list[Row], numbers: list[int]) -> Batch:
+    """A batch of rows with their global numbers within the stage."""
+    total = sum(row_hash(row, number) for row, number in zip(rows, numbers, strict=True))
+    return Batch(
+        tokens=torch.from_numpy(np.stack([row.tokens for row in rows])),
+        labels=torch.from_numpy(np.stack([row.labels for row in rows])),
+        cu_seqlens=torch.from_numpy(boundaries(rows)),
+        samples=tuple(sample for row in rows for sample in row.samples),
+        token_hash=signed(total),
+    )
+
+
+def signed(value: int) -> int:
+    """`value` modulo 2^64 as a signed integer, which is what an int64 tensor holds."""
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value
