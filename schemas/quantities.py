@@ -79,7 +79,9 @@ def parse_bytes(value: object) -> float:
     """A size in bytes: 141GB, 80GiB, 512KB."""
     units: dict[str, float] = {f"{p}B": s for p, s in _DECIMAL_PREFIX.items()}
     units |= {f"{p}B": s for p, s in _BINARY.items()}
-    return _scaled(value, {"": 1, **units}, "a size in bytes", "141GB, 80GiB")
+    size = _scaled(value, {"": 1, **units}, "a size in bytes", "141GB, 80GiB")
+    # 79.1GiB is no whole number of bytes, and nobody means the fraction.
+    return round(size) if size >= 1000 else size
 
 
 def parse_bytes_per_second(value: object) -> float:

@@ -1,0 +1,118 @@
+"""Overrides in Hydra's syntax, parsed one by one so that each mistake names its override."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from shipway.compiler.documents import KeyPath
+from shipway.compiler.groups import SearchPath
+from shipway.compiler.provenance import parse_path
+from shipway.compiler.suggest import did_you_mean, ordered
+from shipway.schemas.diagnostics import Diagnostic, Location
+
+
+@dataclass(frozen=True)
+class ParsedOverride:
+    """One override, classified."""
+
+    number: int
+    """Position on the command line, from one."""
+    text: str
+    """As typed."""
+    key: str
+    """Group or dotted path, without its prefix."""
+    value: Any
+    group: bool
+    """Whether it chooses a config of a group."""
+    delete: bool
+    add: bool
+    package: str | None = None
+
+    @property
+    def path(self) -> KeyPath:
+        """The path of the value that it sets."""
+        return parse_path(self.key)
+
+    def location(self, column: int = 1) -> Location:
+        """The place that diagnostics show."""
+        return Location(file=f"override {self.number}", line=1, column=column, source_line=self.text)
+
+
+def parse_overrides(
+    texts: tuple[str, ...], search: SearchPath
+) -> tuple[list[ParsedOverride], list[Diagnostic]]:
+    """Classify each override; those that cannot be read become diagnostics."""
+    parser = OverridesParser.create()
+    parsed: list[ParsedOverride] = []
+    problems: list[Diagnostic] = []
+    for number, text in enumerate(texts, start=1):
+        where = Location(file=f"override {number}", line=1, column=1, source_line=text)
+        try:
+            (override,) = parser.parse_overrides([text])
+        except HydraException as error:
+            problems.append(_unreadable(text, where, error))
+            continue
+        problem = _refused(override, where, search)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        value = None if override.is_delete() else override.value()
+        key = override.key_or_group
+        group = search.is_group(key) and not isinstance(value, dict) and not override.is_delete()
+        parsed.append(
+            ParsedOverride(
+                number, text, key, value, group, override.is_delete(), override.is_add(), override.package
+            )
+        )
+    return parsed, problems
+
+
+def _unreadable(text: str, where: Location, error: HydraException) -> Diagnostic:
+    if "=" not in text and not text.startswith("~"):
+        summary = f"`{text}` is not an override: it has no `=`"
+    else:
+        summary = f"`{text}` is not an override in Hydra's syntax"
+    detail = str(error).strip().splitlines()
+    return Diagnostic(
+        code="BP030",
+        summary=summary,
+        where=where,
+        because=tuple(detail[:1]),
+        help="Write key=value, such as cluster=h200_8 or training.micro_batch=2; quote special characters.",
+    )
+
+
+def _refused(override: Override, where: Location, search: SearchPath) -> Diagnostic | None:
+    if override.is_sweep_override():
+        return Diagnostic(
+            code="BP031",
+            summary=f"`{override.input_line}` names several values, but a plan takes one",
+            where=where,
+            help="Give one value, or a list as key=[a,b].",
+        )
+    if override.is_hydra_override():
+        return Diagnostic(
+            code="BP031",
+            summary="Hydra's own settings cannot be overridden",
+            where=where,
+            help="Use --config-dir to add a folder of config groups.",
+        )
+    value = override.value()
+    group = override.key_or_group
+    if search.is_group(group) and isinstance(value, (str, int)) and not override.is_delete():
+        options = search.options(group)
+        if search.find(f"{group}/{value}") is None:
+            return Diagnostic(
+                code="BP011",
+                summary=f"there is no {group} config named `{value}`",
+                field=group,
+                where=where,
+                legal=ordered(str(value), options),
+                help=did_you_mean(str(value), options) or "Name one of the legal values.",
+            )
+    return None
