@@ -131,7 +131,7 @@ class Loader:
         return self.stream_hash
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands after the last step returned: JSON, the same on every rank of any layout."""
+        """Where the stream stands after the last step returned: JSON, the same on every rank and layout."""
         return {**self._state, "stream_hash": self.stream_hash}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -309,7 +309,7 @@ def check_position(shape: StageShape, state: Mapping[str, Any]) -> None:
     """Raises DataError when a state of this stage does not fall between two of its steps."""
     if state["context"] != shape.context or state["rows"] % shape.rows_per_step:
         raise DataError(
-            f"the checkpoint stands after {state['rows']} sequences of {state['context']} tokens, which is not"
-            f" between two steps of {shape.rows_per_step} sequences of {shape.context}; continue with the"
+            f"the checkpoint stands after {state['rows']} sequences of {state['context']} tokens, which is"
+            f" not between two steps of {shape.rows_per_step} sequences of {shape.context}; continue with the"
             " stage's old context and global batch, or give the changed stage a new name"
         )

@@ -53,7 +53,7 @@ def boundaries(rows: list[Row]) -> NDArray[np.int32]:
 
 
 def row_hash(row: Row, number: int) -> int:
-    """64 bits that name the tokens and documents' lengths of row `number`; sums of them name a set of rows."""
+    """64 bits that name tokens and documents' lengths of row `number`; sums of them name a set of rows."""
     digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8)
     digest.update(row.tokens.astype("<i4").tobytes())
     digest.update(np.array([sample.length for sample in row.samples], dtype="<i8").tobytes())

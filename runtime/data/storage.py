@@ -26,8 +26,11 @@ class File:
 class Storage(Protocol):
     """Reads parts of files; safe to use from several threads."""
 
-    def list(self, root: str) -> Sequence[File]:
-        """The file `root`, or all files below the folder `root`, sorted by name; raises DataError."""
+    def list(self, root: str, skip: frozenset[str] = frozenset()) -> Sequence[File]:
+        """The file `root`, or all files below the folder `root`, sorted by name; raises DataError.
+
+        Hidden files and folders, and folders named in `skip`, are left out.
+        """
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes start..stop-1, fewer where the file ends before."""
@@ -39,8 +42,8 @@ class Storage(Protocol):
 class LocalStorage:
     """The operating system's files."""
 
-    def list(self, root: str) -> Sequence[File]:
-        """Folders are walked in sorted order; hidden files and folders are left out."""
+    def list(self, root: str, skip: frozenset[str] = frozenset()) -> Sequence[File]:
+        """One walk over the tree."""
         path = Path(root)
         if path.is_file():
             return [File(str(path), path.name, path.stat().st_size)]
@@ -48,11 +51,12 @@ class LocalStorage:
             raise DataError(f"{root} does not exist")
         found = []
         for folder, folders, names in os.walk(path):
-            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            folders[:] = [f for f in folders if not _is_hidden(f) and f not in skip]
             for name in names:
-                if not name.startswith("."):
-                    file = Path(folder, name)
-                    found.append(File(str(file), file.relative_to(path).as_posix(), file.stat().st_size))
+                if not _is_hidden(name):
+                    file = os.path.join(folder, name)
+                    relative = os.path.relpath(file, path).replace(os.sep, "/")
+                    found.append(File(file, relative, os.stat(file).st_size))
         return sorted(found, key=lambda file: file.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -71,18 +75,17 @@ class LocalStorage:
 class RemoteStorage:
     """Whatever fsspec speaks: s3://, gs://, abfs://, memory://, ... (each needs its own package)."""
 
-    def __init__(self, filesystem: Any, protocol: str) -> None:
+    def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
-        self._protocol = protocol
 
-    def list(self, root: str) -> Sequence[File]:
-        """As the object store lists them, sorted by name."""
+    def list(self, root: str, skip: frozenset[str] = frozenset()) -> Sequence[File]:
+        """One listing of everything below the root."""
         inside = self._filesystem._strip_protocol(root).rstrip("/")
         found = self._filesystem.find(inside, detail=True)
         if not found:
             raise DataError(f"{root} does not exist, or holds nothing that can be listed")
         files = [File(path, _relative(path, inside), int(info["size"])) for path, info in found.items()]
-        return sorted(files, key=lambda file: file.name)
+        return sorted((f for f in files if not _is_left_out(f.name, skip)), key=lambda file: file.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """One range request."""
@@ -108,7 +111,7 @@ def open_storage(path: str, folder: Path) -> tuple[Storage, str]:
         filesystem, _ = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:
         raise DataError(f"{path}: cannot reach {scheme}:// storage: {error}") from error
-    return RemoteStorage(filesystem, scheme), path
+    return RemoteStorage(filesystem), path
 
 
 def fingerprint(files: Iterable[File], *options: object) -> str:
@@ -122,3 +125,13 @@ def fingerprint(files: Iterable[File], *options: object) -> str:
 def _relative(path: str, root: str) -> str:
     inside = path[len(root) :].lstrip("/") if path.startswith(root) else path
     return inside or path.rsplit("/", 1)[-1]
+
+
+def _is_left_out(name: str, skip: frozenset[str]) -> bool:
+    parts = name.split("/")
+    return any(_is_hidden(part) for part in parts) or not skip.isdisjoint(parts[:-1])
+
+
+def _is_hidden(name: str) -> bool:
+    """Also what writers leave beside their output, such as _SUCCESS and .crc files."""
+    return name.startswith((".", "_SUCCESS"))

@@ -44,12 +44,8 @@ def python_stdlib() -> WholeFiles:
     """The running Python's standard library: every .py file that is UTF-8, installed packages left out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     storage = LocalStorage()
-    installed = ("site-packages/", "dist-packages/")
-    files = [
-        file
-        for file in storage.list(str(root))
-        if file.name.endswith(".py") and not file.name.startswith(installed) and _is_utf8(file.path)
-    ]
+    files = storage.list(str(root), skip=frozenset({"site-packages", "dist-packages", "__pycache__"}))
+    files = [file for file in files if file.name.endswith(".py") and _is_utf8(file.path)]
     return WholeFiles(storage, files)
 
 

@@ -91,7 +91,7 @@ def test_micro_batches_split_a_ranks_rows_without_reordering_them() -> None:
 
 
 def test_a_degree_that_does_not_divide_the_batch_is_refused_with_the_legal_ones() -> None:
-    with pytest.raises(DataError, match="legal degrees are 1, 2, 4$"):
+    with pytest.raises(DataError, match=r"legal degrees are 1, 2, 4$"):
         loader(SOURCES, 0, 3, micro_batch=2)
 
 
