@@ -11,7 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag
 
 from shipway.schemas.base import Schema
-from shipway.schemas.quantities import ContextTokens, PositiveCount
+from shipway.schemas.quantities import ContextTokens, Count, PositiveCount
 
 AttentionKind = Literal["delta", "latent", "grouped"]
 FeedForwardKind = Literal["dense", "experts"]
@@ -323,6 +323,10 @@ class Vision(Schema):
     """Side of the pixel-shuffle merge: merge * merge patches become one token."""
     projector_width: PositiveInt = 4096
     """Inner width of the projector to the model width."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How the position grid is stretched to an image's own grid."""
+    image_token: Count | None = None
+    """Token id that stands where an image's embeddings go; by default the last of the vocabulary."""
 
 
 class MultiTokenPrediction(Schema):
