@@ -28,6 +28,8 @@ class Sizes:
     """(tokens, heads, width)."""
     copies: tuple[int, ...]
     """Bytes."""
+    elementwise: tuple[int, ...]
+    """Rows of width 2048."""
 
 
 FULL = Sizes(
@@ -64,6 +66,7 @@ FULL = Sizes(
         (65536, 32, 128),
     ),
     copies=tuple(1 << bits for bits in range(16, 33, 2)),
+    elementwise=(256, 2048, 16384, 65536),
 )
 QUICK = Sizes(
     gemms=((256, 256, 256), (512, 512, 512), (1024, 512, 512)),
@@ -71,6 +74,7 @@ QUICK = Sizes(
     attention=((2, 256, 4, 48, 32), (2, 512, 4, 48, 32)),
     delta=((512, 4, 32), (1024, 4, 32)),
     copies=tuple(1 << bits for bits in range(16, 25, 4)),
+    elementwise=(64, 512),
 )
 
 
@@ -80,7 +84,8 @@ def measure(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[
     yield from _grouped(device, sizes, dtype)
     yield from _attention(device, sizes, dtype)
     yield from _delta(device, sizes, dtype)
-    yield from _memory(device, sizes, dtype)
+    yield from _memory(device, sizes)
+    yield from _elementwise(device, sizes, dtype)
     yield _launch(device)
 
 
@@ -206,7 +211,7 @@ def _both_phases(
     )
 
 
-def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
+def _memory(device: torch.device, sizes: Sizes) -> Iterator[Row]:
     for nbytes in sizes.copies:
         source = torch.empty(nbytes, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
@@ -234,33 +239,22 @@ def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[
                 sizes=facts,
                 nbytes=nbytes,
             )
+
+
+def _elementwise(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     width = 2048
-    for rows in (256, 2048, 16384):
-        x = _random(device, dtype, rows, width)
+    for rows in sizes.elementwise:
         gate, up = _random(device, dtype, rows, width), _random(device, dtype, rows, width)
         weight = torch.ones(width, device=device, dtype=dtype)
-        element = x.element_size() * rows * width
-        yield _row(
-            "elementwise",
-            lambda x=x, w=weight: kernels.rms_norm(x, w, 1e-5),
-            device,
-            sizes={"rows": rows, "width": width, "norm": 1},
-            nbytes=2.0 * element,
-        )
-        yield _row(
-            "elementwise",
-            lambda g=gate, u=up: kernels.situ_glu(g, u, 4.0, 25.0),
-            device,
-            sizes={"rows": rows, "width": width, "situ_glu": 1},
-            nbytes=3.0 * element,
-        )
-        yield _row(
-            "elementwise",
-            lambda g=gate, u=up: torch.add(g, u),
-            device,
-            sizes={"rows": rows, "width": width, "add": 1},
-            nbytes=3.0 * element,
-        )
+        element = gate.element_size() * rows * width
+        runs: dict[str, tuple[Callable[[], object], float]] = {
+            "norm": (lambda g=gate, w=weight: kernels.rms_norm(g, w, 1e-5), 2.0),
+            "situ_glu": (lambda g=gate, u=up: kernels.situ_glu(g, u, 4.0, 25.0), 3.0),
+            "add": (lambda g=gate, u=up: torch.add(g, u), 3.0),
+        }
+        for name, (run, passes) in runs.items():
+            facts = {"rows": rows, "width": width, name: 1}
+            yield _row("elementwise", run, device, sizes=facts, nbytes=passes * element)
 
 
 def _launch(device: torch.device) -> Row:
