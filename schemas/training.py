@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from shipway.schemas.base import Schema
 from shipway.schemas.layout import LayoutConstraints
-from shipway.schemas.quantities import ContextTokens, Fraction, PositiveCount
+from shipway.schemas.quantities import ContextTokens, Fraction, PositiveCount, Seconds
 
 Auto = Literal["auto"]
 
@@ -156,12 +156,36 @@ class FilesSource(Schema):
 
     kind: Literal["files"] = "files"
     path: str
-    """File or folder, relative to the blueprint."""
+    """File or folder, relative to the blueprint, or a URL that fsspec knows (s3://bucket/folder)."""
     text_field: str = "text"
     """Field that holds the text in .jsonl and .parquet."""
+    documents: Literal["file", "line"] = "file"
+    """What one document of a .txt file is: the whole file, or a line."""
 
 
-Source = Annotated[PythonStdlibSource | FilesSource, Field(discriminator="kind")]
+class PackedSource(Schema):
+    """Tokens that `shipway data pack` wrote: memory-mapped shards with an index of documents."""
+
+    kind: Literal["packed"] = "packed"
+    path: str
+    """Folder of .bin and .idx files, relative to the blueprint, or a URL."""
+
+
+class HuggingFaceSource(Schema):
+    """A Hugging Face dataset that `save_to_disk` wrote."""
+
+    kind: Literal["hugging_face"] = "hugging_face"
+    path: str
+    """Folder, relative to the blueprint."""
+    split: str | None = None
+    """Split, when the folder holds several."""
+    text_field: str = "text"
+    """Field that holds the text."""
+
+
+Source = Annotated[
+    PythonStdlibSource | FilesSource | PackedSource | HuggingFaceSource, Field(discriminator="kind")
+]
 
 
 class Data(Schema):
@@ -197,6 +221,22 @@ class Evaluation(Schema):
     """Held-out sequences read each time, over the whole cluster."""
 
 
+class Faults(Schema):
+    """What the runtime does when something goes wrong."""
+
+    non_finite: Literal["skip", "rollback", "stop"] = "skip"
+    """When the loss or the gradient norm is not finite: leave the update out, go back to the last
+    checkpoint and read on behind the bad step, or stop."""
+    non_finite_limit: PositiveInt = 5
+    """Bad steps in a row, or roll-backs without a finished checkpoint between them, that stop the run."""
+    hang_factor: PositiveFloat = 20.0
+    """A step that takes this many times the median is taken for a hang: stacks are dumped, the run restarts."""
+    hang_minimum: Seconds = 600.0
+    """No step is taken for a hang before this time."""
+    restarts: PositiveInt = 20
+    """Times the supervisor starts a run again by itself."""
+
+
 class Training(Schema):
     """The whole programme."""
 
@@ -216,6 +256,8 @@ class Training(Schema):
     """Sequences per micro-batch of one data-parallel rank, in every stage that does not say its own."""
     layout: LayoutConstraints | Auto = "auto"
     """Pinned parts of the layout, in every stage that does not pin them itself."""
+    faults: Faults = Faults()
+    """Non-finite values, hangs, restarts."""
     gradient_clip: PositiveFloat | None = 1.0
     """Largest global gradient norm; null turns clipping off."""
     seed: int = Field(default=0, ge=0)

@@ -1,0 +1,58 @@
+"""torchrun, with the two things that it lacks for us: exit codes and time to save.
+
+    python -m shipway.runtime.elastic --nproc-per-node 8 ... -m shipway.runtime.main BUILD --run-dir RUN
+
+Takes torchrun's arguments. torchrun ends with 1 whatever its workers said; this ends with their
+reserved code. torchrun waits half a minute after a signal before it kills; this forwards SIGUSR1 too
+and waits as long as a save may take (override with torchrun's own --shutdown-timeout).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from shipway.runtime.exit_codes import ExitCode
+
+FORWARDED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+SAVE_SECONDS = "600"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the workers and return their exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    defaults = ["--signals-to-handle", FORWARDED_SIGNALS, "--shutdown-timeout", SAVE_SECONDS]
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    try:
+        run.main([*defaults, *given])
+    except ChildFailedError as error:
+        return combined_code(error.failures)
+    except SignalException as error:
+        # The workers were told and have ended by now; they saved if they could.
+        print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr, flush=True)
+        return int(ExitCode.PREEMPTED)
+    return int(ExitCode.DONE)
+
+
+def combined_code(failures: Mapping[int, ProcessFailure]) -> int:
+    """One code for all ranks: fatal above all, then the others; anything unreserved (a crash) is retryable.
+
+    A rank that dies takes others down with it, so the gravest reserved code is the cause.
+    """
+    codes = {failure.exitcode for failure in failures.values()}
+    for code in (ExitCode.FATAL, ExitCode.NO_PROGRESS, ExitCode.RETRYABLE):
+        if code in codes:
+            return int(code)
+    return int(ExitCode.PREEMPTED if codes == {ExitCode.PREEMPTED} else ExitCode.RETRYABLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

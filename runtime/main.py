@@ -1,0 +1,105 @@
+"""Entry point of every training process: `python -m shipway.runtime.main BUILD --run-dir RUN`.
+
+Started by torchrun on every rank. Exit codes: `shipway.runtime.exit_codes`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shipway.runtime.build_folder import import_model, read_plan
+from shipway.runtime.checkpoint import Checkpointer
+from shipway.runtime.data.errors import DataError
+from shipway.runtime.distributed import host_groups, join, leave
+from shipway.runtime.exit_codes import ExitCode, Fatal, Retryable
+from shipway.runtime.metrics import MetricsWriter
+from shipway.runtime.programme import run_programme
+from shipway.runtime.progress import make_display
+from shipway.runtime.run_folder import RunFolder
+from shipway.runtime.signals import StopRequest
+from shipway.runtime.stage import Context
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="shipway.runtime.main", description=__doc__)
+    parser.add_argument("build", type=Path, help="folder that `shipway build` wrote")
+    parser.add_argument(
+        "--run-dir", type=Path, required=True, help="folder of the run; created, or continued"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="by default cuda where there is one")
+    options = parser.parse_args(arguments)
+    run = RunFolder(options.run_dir)
+    rank = int(os.environ.get("RANK", "0"))
+    stop = StopRequest()
+    stop.install()
+    code, reason = ExitCode.DONE, "the programme is finished"
+    try:
+        code = _train(options.build, run, options.device, stop)
+        reason = code.name.lower().replace("_", " ")
+        leave()
+    except BaseException as error:
+        code, reason = classify(error)
+        if code is ExitCode.FATAL and not isinstance(error, (Fatal, DataError)):
+            traceback.print_exc()
+        print(f"rank {rank} on {socket.gethostname()}: {reason}", file=sys.stderr, flush=True)
+    run.write_exit(rank, code, reason)
+    if code not in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.NO_PROGRESS):
+        # Other ranks may never reach a collective shutdown: do not wait for them.
+        os._exit(code)
+    return code
+
+
+def _train(build: Path, run: RunFolder, device_kind: str | None, stop: StopRequest) -> ExitCode:
+    plan = read_plan(build)
+    module = import_model(build)
+    device = join(device_kind)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    groups, rank = host_groups(), dist.get_rank()
+    checkpoints = plan.blueprint.training.checkpoints
+    checkpointer = Checkpointer(
+        run.checkpoints, groups, checkpoints.keep_last, checkpoints.asynchronous, plan.hash
+    )
+    writer = MetricsWriter(run.metrics, run.path / "tensorboard") if rank == 0 else None
+    display = make_display(rank)
+    context = Context(plan, module, build, run, device, groups, checkpointer, stop, display, writer)
+    try:
+        return run_programme(context)
+    finally:
+        checkpointer.close()
+        display.close()
+        if writer:
+            writer.close()
+
+
+def classify(error: BaseException) -> tuple[ExitCode, str]:
+    """Exit code of a failure and the words for it."""
+    if isinstance(error, (Fatal, DataError)):
+        return ExitCode.FATAL, str(error)
+    if isinstance(error, Retryable):
+        return ExitCode.RETRYABLE, str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return ExitCode.FATAL, f"out of device memory; the plan's budget was too small: {error}"
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (dist.DistError, OSError, KeyboardInterrupt)) or _is_lost_peer(error):
+        return ExitCode.RETRYABLE, text
+    return ExitCode.FATAL, text
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Gloo reports a lost peer as a bare RuntimeError."""
+    words = ("Connection", "connection", "gloo", "NCCL", "timed out", "Timed out")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Data parallel: FSDP2 over dp_shard x cp, replicas above it, gradient sums that follow micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from shipway.runtime.mesh import Mesh
+from shipway.schemas.training import Precision
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+FP32_SUFFIXES = ("a_log", "dt_bias")
+"""Vectors that stay in fp32 whatever the compute precision. FSDP casts a whole group to one dtype, so
+they are left out of it: replicated, a few hundred kilobytes a layer, their gradients summed apart."""
+
+
+def replicated_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that FSDP does not manage, by name."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.rsplit(".", 1)[-1] in FP32_SUFFIXES
+    }
+
+
+def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+    """Shard every layer as a group of its own, routed experts over their own mesh, the rest at the root.
+
+    zero 3 frees gathered layers after forward; zero 2 keeps them until backward. Router scores are
+    computed from fp32 weights.
+    """
+    compute, reduce = DTYPES[precision.compute], DTYPES[precision.gradients]
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    exact = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
+    reshard = mesh.layout.zero == 3
+    ignored = set(replicated_parameters(model).values())
+    for layer in model.layers.values():
+        feed_forward = layer.feed_forward
+        if hasattr(feed_forward, "experts"):
+            fully_shard(
+                feed_forward.experts,
+                mesh=mesh.expert_fsdp,
+                mp_policy=policy,
+                reshard_after_forward=reshard,
+                shard_placement_fn=None,
+            )
+            fully_shard(feed_forward.router, mesh=mesh.fsdp, mp_policy=exact, reshard_after_forward=reshard)
+        fully_shard(
+            layer, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=reshard, ignored_params=ignored
+        )
+    fully_shard(model, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=False, ignored_params=ignored)
+    for module in fsdp_modules(model):
+        # The loss is divided by the global count of tokens, so gradients are summed, never averaged.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
+    """Modules that FSDP manages a group for."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def set_gradient_sync(model: nn.Module, last: bool) -> None:
+    """Say before a micro-batch's backward what is reduced after it.
+
+    Every micro-batch reduces into the shard, so that no whole gradient outlives its layer; replicas
+    are summed once, after the last.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+        model.set_requires_all_reduce(last)
+
+
+def reduce_replicated(parameters: Iterable[Tensor], mesh: Mesh) -> None:
+    """Sum the gradients of parameters that FSDP does not manage over the data-parallel axes."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    if not gradients or mesh.size("fsdp") * mesh.size("dp_replicate") == 1:
+        return
+    local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    flat = torch.cat([g.reshape(-1) for g in local])
+    for axis in ("fsdp", "dp_replicate"):
+        if mesh.size(axis) > 1:
+            dist.all_reduce(flat, group=mesh.group(axis))
+    for gradient, part in zip(local, flat.split([g.numel() for g in local]), strict=True):
+        gradient.copy_(part.view_as(gradient))

