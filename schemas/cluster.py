@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from shipway.schemas.base import Schema
 from shipway.schemas.quantities import Bytes, BytesPerSecond, FlopsPerSecond, Ratio, Seconds
@@ -73,6 +73,8 @@ class LocalTarget(Schema):
     """torchrun on this machine."""
 
     kind: Literal["local"] = "local"
+    environment: dict[str, str] = Field(default={})
+    """Environment variables that describe this machine."""
 
 
 class SlurmTarget(Schema):
@@ -86,9 +88,15 @@ class SlurmTarget(Schema):
     qos: str | None = None
     """Quality of service, if the site needs one."""
     time_limit: Seconds = 24 * 3600.0
-    """Longest run of one job."""
+    """Longest run of one job; a stage that takes longer saves, is requeued and goes on."""
     container: str | None = None
-    """Image for enroot/pyxis or Apptainer."""
+    """Image: a .sif file for Apptainer, anything else for enroot through pyxis."""
+    cpus_per_node: PositiveInt | None = None
+    """Cores that a job asks for on each node; null: all of the node's, unbound."""
+    spare_nodes: NonNegativeInt = 0
+    """Nodes that are allocated on top, to take the place of those that fail the pre-flight."""
+    restarts: PositiveInt = 50
+    """Times that a job is brought back after preemption, a time limit or a failure."""
     environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site (socket interface, HCA list)."""
 
@@ -111,6 +119,16 @@ class KubernetesTarget(Schema):
     """Kueue queue name."""
     checkpoint_claim: str = "shipway-checkpoints"
     """Persistent volume claim that holds the run's folder."""
+    topology_key: str | None = None
+    """Node label of the domain (rack, block) that a stage should have for itself."""
+    runtime: str = "torch-distributed"
+    """ClusterTrainingRuntime that a TrainJob refers to."""
+    shared_memory: Bytes = 64_000_000_000
+    """Size of /dev/shm, which data workers and NCCL use."""
+    secret: str | None = None
+    """Secret whose keys become environment variables; never written out by Shipway."""
+    restarts: PositiveInt = 50
+    """Times that a job is brought back after a failure; preemptions do not count."""
     environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 
@@ -126,7 +144,17 @@ class AihcTarget(Schema):
     image: str
     """Container image with its tag or digest."""
     storage_path: str
-    """PFS path that is mounted for the run's folder."""
+    """Path inside the file system that is mounted for the run's folder."""
+    storage: str = "pfs"
+    """Name of the parallel file system (such as pfs-oYQuh4)."""
+    gpu_resource: str
+    """Resource name of a device, such as baidu.com/h800_80g_cgpu."""
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Scheduling priority."""
+    endpoint: str = "https://aihc.bj.baidubce.com"
+    """Address of the service in the pool's region."""
+    restarts: PositiveInt = 50
+    """Times that the platform brings a job back."""
     environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 
@@ -137,8 +165,14 @@ class SshTarget(Schema):
     kind: Literal["ssh"] = "ssh"
     hosts: tuple[str, ...] = Field(min_length=1)
     """Hosts, one per node; the first is the rendezvous."""
-    workdir: str = "~/shipway"
-    """Folder on the hosts."""
+    workdir: str = "shipway"
+    """Folder on the hosts, below the home folder unless absolute; shared between them or copied to each."""
+    python: str = "python3"
+    """Python with Shipway installed, on the hosts."""
+    options: tuple[str, ...] = ()
+    """Options for ssh and rsync, such as `-p`, `2222`."""
+    restarts: PositiveInt = 50
+    """Times that a run is brought back after a failure."""
     environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 
