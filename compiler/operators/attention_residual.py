@@ -28,15 +28,23 @@ class AttentionResidual(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        """The newest source only: each source is new at one site and owned by it."""
-        state = Saved("newest source", shard.local_tokens * self.width * shard.element_bytes)
+        """The newest source: each is new at one site and owned by it (fla/ops/attnres/fused.py keeps all
+        sources, and a logit and a reciprocal rms of each).
+
+        plain: the sources in fp32, which below fp32 means a copy of every one of them.
+        """
+        tokens, sources = shard.local_tokens, self.sources
+        newest = Saved("newest source", tokens * self.width * shard.element_bytes)
         match recompute:
+            case "none" if shard.implementation == "fused":
+                return (newest, Saved("logits, rstd and log-sum-exp", tokens * (2 * sources + 1) * 4))
             case "none":
-                weights = Saved("softmax weights and rstd", shard.local_tokens * self.sources * 2 * 4)
-                return (state, weights)
-            case "selective":
-                return (state,)
-            case "full":
+                widened = 1 if shard.element_bytes == 4 else sources
+                return (
+                    Saved("sources, widened", tokens * self.width * 4 * widened),
+                    Saved("logits, rstd and weights", tokens * 3 * sources * 4),
+                )
+            case _:
                 return ()
 
     def scratch_bytes(self, shard: Shard) -> Number:

@@ -105,6 +105,8 @@ class Gemm:
     """One grouped kernel over all groups (experts), rather than one product."""
     input_gradient: bool = True
     """Whether backward needs the gradient of the input (not for the first layer of pixels)."""
+    gradients_in_forward: bool = False
+    """Whether both gradients are formed in forward already, as the fused loss head does."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class DeltaRule:
     value_width: int
     chunk: int
     bounded: bool
+    sequences: Number = 1
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,10 @@ class Operator(ABC):
                 return self.kernels(shard)
             case "selective":
                 return tuple(kernel for kernel in self.kernels(shard) if isinstance(kernel, Elementwise))
+
+    def buffer_bytes(self) -> int:
+        """Device memory that is neither a parameter nor in a checkpoint, on every rank."""
+        return 0
 
     def scratch_bytes(self, shard: Shard) -> Number:
         """Largest temporary memory beyond inputs, outputs and saved tensors, in forward or backward."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from shipway.compiler.operators.base import (
     DecodeState,
-    DeltaRule,
     Elementwise,
     Kernel,
     Limit,
@@ -17,8 +16,9 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
+from shipway.compiler.operators.delta_core import DeltaCore
 from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
-from shipway.compiler.operators.norm import norm_kernel
+from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import DeltaAttention as DeltaAttentionSchema
 
@@ -49,6 +49,12 @@ class DeltaAttention(Operator):
     @property
     def decay_channels(self) -> int:
         return self.value_heads * self.dims.key_width
+
+    @property
+    def core(self) -> DeltaCore:
+        """The delta rule itself."""
+        dims, bounded = self.dims, self.dims.decay.kind == "bounded"
+        return DeltaCore(dims.heads, self.value_heads, dims.key_width, dims.value_width, dims.chunk, bounded)
 
     def parameters(self) -> tuple[Parameter, ...]:
         dims, heads = self.dims, self.dims.heads
@@ -95,15 +101,7 @@ class DeltaAttention(Operator):
             gemm("decay_down", tokens, width, dims.decay_rank),
             gemm("decay_up", tokens, dims.decay_rank, decays),
             gemm("beta_proj", tokens, width, heads),
-            DeltaRule(
-                "delta rule",
-                tokens,
-                heads,
-                dims.key_width,
-                dims.value_width,
-                dims.chunk,
-                dims.decay.kind == "bounded",
-            ),
+            self.core.kernel(shard),
             *self._gate_kernels(shard),
             norm_kernel("gated output norm", tokens * heads, 1.5 * dims.value_width, shard),
             gemm("output_proj", tokens, values, width),
@@ -126,54 +124,48 @@ class DeltaAttention(Operator):
 
     def _saved_products(self, shard: Shard) -> tuple[Saved, ...]:
         element = shard.tokens * shard.element_bytes
-        keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
-        decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
-        ranks = self.dims.decay_rank + (self.dims.value_width if self.dims.output_gate == "low_rank" else 0)
+        channels = (2 * self.key_channels + self.value_channels) / shard.tensor
         return (
-            Saved("q, k, v projections", element * (2 * keys + values)),
-            Saved("low-rank projections", element * ranks),
-            Saved("decay logits", element * decays),
-            Saved("beta logits", element * heads),
-            Saved("output gate", element * values),
-            Saved("core output", element * values),
+            Saved("q, k, v projections", element * channels),
+            *self._low_rank(shard),
+            Saved("decay logits", element * self.decay_channels / shard.tensor),
+            Saved("beta logits", element * self.value_heads / shard.tensor),
+            *self.core.products(shard),
+            Saved("gate logits", element * self.value_channels / shard.tensor),
             Saved("output", element * self.width),
         )
 
-    def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
-        """fla-core 0.6.0: causal_conv1d keeps its input; chunk_kda keeps normalised q and k, v, the
-        raw logits, beta, and the two intra-chunk matrices of every chunk; the gated norm keeps both
-        of its inputs (fla/ops/kda/chunk.py, fla/modules/norm/fused_norm_gate.py).
-        """
-        element = shard.tokens * shard.element_bytes
-        keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
-        decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
+    def _low_rank(self, shard: Shard) -> tuple[Saved, ...]:
         ranks = self.dims.decay_rank + (self.dims.value_width if self.dims.output_gate == "low_rank" else 0)
-        key_heads = self.dims.heads / shard.tensor
+        return (Saved("low-rank projections", shard.tokens * ranks * shard.element_bytes),)
+
+    def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
+        values = shard.tokens * self.value_channels / shard.tensor * shard.element_bytes
+        heads = shard.tokens * self.value_heads / shard.tensor
         return (
-            Saved("input", element * self.width),
-            Saved("q, k, v before convolution", element * (2 * keys + values)),
-            Saved("q, k normalised, v", element * (2 * keys + values)),
-            Saved("q, k rstd", shard.tokens * 2 * key_heads * 4),
-            Saved("low-rank projections", element * ranks),
-            Saved("decay logits", element * decays),
-            Saved("beta logits", element * heads),
-            Saved("beta", shard.tokens * heads * 4),
-            Saved("intra-chunk matrices", element * 2 * heads * self.dims.chunk),
-            Saved("core output", element * values),
-            Saved("output norm rstd", shard.tokens * heads * 4),
-            Saved("output gate", element * values),
-            Saved("gated output", element * values),
+            Saved("input", shard.tokens * self.width * shard.element_bytes),
+            *self._saved_convolutions(shard),
+            *self._low_rank(shard),
+            *self.core.saved(shard),
+            *norm_saved("output norm", heads, self.dims.value_width, shard),
+            Saved("normalised output", values),
+            Saved("output gate", values),
+            Saved("gated output", values),
+        )
+
+    def _saved_convolutions(self, shard: Shard) -> tuple[Saved, ...]:
+        """fused: the input (fla/modules/causal_conv1d). plain: the extended input and the sum, in fp32."""
+        channels = (2 * self.key_channels + self.value_channels) / shard.tensor
+        if shard.implementation == "fused":
+            return (Saved("convolution inputs", shard.tokens * channels * shard.element_bytes),)
+        before = shard.sequences * (self.dims.convolution_width - 1)
+        return (
+            Saved("convolution inputs, extended", (shard.tokens + before) * channels * 4),
+            Saved("convolution sums", shard.tokens * channels * 4),
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """Temporaries of chunk_kda's backward, which recomputes w, u, decayed q and k, and chunk states."""
-        dims, element = self.dims, shard.tokens * shard.element_bytes
-        heads = self.value_heads / shard.tensor
-        keys, values = heads * dims.key_width, heads * dims.value_width
-        states = element * keys * dims.value_width / dims.chunk
-        recomputed = element * (3 * keys + 2 * values) + states
-        gradients = shard.tokens * 4 * (3 * keys + 2 * heads * dims.chunk) + element * 2 * values + states
-        return recomputed + gradients + shard.tokens * 4 * keys
+        return self.core.scratch_bytes(shard)
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         return (*sequence_parallel("delta attention", self.width, shard), *self._context_transfers(shard))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shipway.compiler.operators.base import (
-    Attention,
     DecodeState,
     Elementwise,
     Kernel,
@@ -17,9 +16,11 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
-from shipway.compiler.operators.latent_attention import gate_kernels, gate_parameters
 from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
+from shipway.compiler.operators.output_gate import gate_kernels, gate_parameters, gate_saved, gate_width
+from shipway.compiler.operators.rotary import rotary_saved
+from shipway.compiler.operators.softmax_core import SoftmaxCore
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import GroupedAttention as GroupedAttentionSchema
 
@@ -42,13 +43,13 @@ class GroupedAttention(Operator):
 
     @property
     def gate_width(self) -> int:
-        match self.dims.output_gate:
-            case "none":
-                return 0
-            case "per_head":
-                return self.dims.heads
-            case "elementwise":
-                return self.query_channels
+        return gate_width(self.dims.output_gate, self.dims.heads, self.dims.head_width)
+
+    @property
+    def core(self) -> SoftmaxCore:
+        """The attention itself."""
+        dims = self.dims
+        return SoftmaxCore(dims.heads, dims.kv_heads, dims.head_width, dims.head_width)
 
     def parameters(self) -> tuple[Parameter, ...]:
         dims = self.dims
@@ -71,22 +72,13 @@ class GroupedAttention(Operator):
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
         dims, tokens = self.dims, shard.tokens
         queries, kv = self.query_channels / shard.tensor, self.kv_channels / shard.tensor
-        heads = dims.heads / shard.tensor
         return (
             gemm("q_proj", tokens, self.width, queries),
             gemm("k_proj", tokens, self.width, kv),
             gemm("v_proj", tokens, self.width, kv),
             *self._position_kernels(shard),
-            Attention(
-                "attention",
-                shard.sequences,
-                heads,
-                shard.context / shard.context_parallel,
-                shard.context,
-                dims.head_width,
-                dims.head_width,
-            ),
-            *gate_kernels(dims.output_gate, tokens, self.width, heads, dims.head_width, shard),
+            self.core.kernel(shard),
+            *gate_kernels(dims.output_gate, self.width, self.core, shard),
             gemm("output_proj", tokens, queries, self.width),
         )
 
@@ -101,36 +93,42 @@ class GroupedAttention(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        dims, element = self.dims, shard.tokens * shard.element_bytes
-        queries, kv = self.query_channels / shard.tensor, self.kv_channels / shard.tensor
-        heads = dims.heads / shard.tensor
-        if recompute == "full":
-            return ()
-        gathered = shard.sequences * shard.context * shard.element_bytes
-        core = (
-            Saved("core output", element * queries),
-            Saved("log-sum-exp", shard.tokens * heads * 4),
-            *((Saved("output gate", element * self.gate_width / shard.tensor),) if self.gate_width else ()),
-        )
-        if recompute == "selective":
-            projections = Saved("q, k, v projections", element * (queries + 2 * kv))
-            return (projections, *core, Saved("output", element * self.width))
-        norms = norm_saved("query-key norm", shard.tokens, queries + kv, shard)[:1]
-        rstd = Saved("query-key norm rstd", shard.tokens * (dims.heads + dims.kv_heads) / shard.tensor * 4)
+        match recompute:
+            case "none":
+                return self._saved_for_gradients(shard)
+            case "selective":
+                return self._saved_products(shard)
+            case "full":
+                return ()
+
+    def _saved_products(self, shard: Shard) -> tuple[Saved, ...]:
+        element = shard.tokens * shard.element_bytes
         return (
-            Saved("input", element * self.width),
-            *((*norms, rstd) if dims.query_key_norm else ()),
-            Saved("query", element * queries),
-            Saved("key and value", gathered * 2 * kv),
-            *core,
-            *((Saved("gated output", element * queries),) if self.gate_width else ()),
+            Saved(
+                "q, k, v projections", element * (self.query_channels + 2 * self.kv_channels) / shard.tensor
+            ),
+            *self.core.products(shard),
+            Saved("gate logits", element * self.gate_width / shard.tensor),
+            Saved("output", element * self.width),
+        )
+
+    def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
+        dims = self.dims
+        keys = shard.sequences * shard.context * 2 * self.kv_channels / shard.tensor * shard.element_bytes
+        heads = shard.tokens * (dims.heads + dims.kv_heads) / shard.tensor
+        norm = norm_saved("query-key norm", heads, dims.head_width, shard)
+        rotary = (rotary_saved(2 * shard.tokens, dims.head_width),)
+        return (
+            Saved("input", shard.tokens * self.width * shard.element_bytes),
+            *(norm if dims.query_key_norm else ()),
+            *(rotary if dims.position.kind == "rotary" else ()),
+            *self.core.query_and_output(shard),
+            Saved("key and value", keys),
+            *gate_saved(dims.output_gate, self.core, shard),
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """Gradients of query, keys and values while the core's backward runs."""
-        keys = shard.sequences * shard.context
-        elements = shard.tokens * self.query_channels + keys * 2 * self.kv_channels
-        return elements / shard.tensor * shard.element_bytes
+        return self.core.scratch_bytes(shard)
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         elements = shard.sequences * shard.context * 2 * self.kv_channels / shard.tensor

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shipway.compiler.operators.base import (
-    Attention,
     DecodeState,
     Elementwise,
     Kernel,
@@ -19,6 +18,9 @@ from shipway.compiler.operators.base import (
 )
 from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
+from shipway.compiler.operators.output_gate import gate_kernels, gate_parameters, gate_saved, gate_width
+from shipway.compiler.operators.rotary import rotary_saved
+from shipway.compiler.operators.softmax_core import SoftmaxCore
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import LatentAttention as LatentAttentionSchema
 
@@ -42,13 +44,13 @@ class LatentAttention(Operator):
 
     @property
     def gate_width(self) -> int:
-        match self.dims.output_gate:
-            case "none":
-                return 0
-            case "per_head":
-                return self.dims.heads
-            case "elementwise":
-                return self.dims.heads * self.dims.value_width
+        return gate_width(self.dims.output_gate, self.dims.heads, self.dims.value_width)
+
+    @property
+    def core(self) -> SoftmaxCore:
+        """The attention itself."""
+        heads = self.dims.heads
+        return SoftmaxCore(heads, heads, self.key_width, self.dims.value_width)
 
     def parameters(self) -> tuple[Parameter, ...]:
         dims, heads = self.dims, self.dims.heads
@@ -82,16 +84,8 @@ class LatentAttention(Operator):
             norm_kernel("kv_norm", tokens, dims.kv_rank, shard),
             gemm("kv_up", keys, dims.kv_rank, heads * (dims.nope_width + dims.value_width)),
             Elementwise("assemble query and key", 2 * assembled, 2 * assembled, kernels=2),
-            Attention(
-                "attention",
-                shard.sequences,
-                heads,
-                shard.context / shard.context_parallel,
-                shard.context,
-                self.key_width,
-                dims.value_width,
-            ),
-            *gate_kernels(dims.output_gate, tokens, self.width, heads, dims.value_width, shard),
+            self.core.kernel(shard),
+            *gate_kernels(dims.output_gate, self.width, self.core, shard),
             gemm("output_proj", tokens, heads * dims.value_width, self.width),
         )
 
@@ -117,58 +111,63 @@ class LatentAttention(Operator):
 
     def _saved_products(self, shard: Shard) -> tuple[Saved, ...]:
         dims, element, heads = self.dims, shard.tokens * shard.element_bytes, self.dims.heads / shard.tensor
-        keys = shard.sequences * shard.context
-        values = heads * dims.value_width
-        gate = 0 if dims.output_gate == "none" else self.gate_width / shard.tensor
+        keys = shard.sequences * shard.context * shard.element_bytes
         return (
             Saved("query latent", element * (dims.query_rank or 0)),
             Saved("query", element * heads * self.key_width),
             Saved("key-value latent", element * self.latent_width),
-            Saved(
-                "keys and values",
-                keys * shard.element_bytes * heads * (dims.nope_width + dims.value_width),
-            ),
-            Saved("core output", element * values),
-            Saved("log-sum-exp", shard.tokens * heads * 4),
-            Saved("output gate", element * gate),
+            Saved("keys and values", keys * heads * (dims.nope_width + dims.value_width)),
+            *self.core.products(shard),
+            Saved("gate logits", element * self.gate_width / shard.tensor),
             Saved("output", element * self.width),
         )
 
     def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
-        dims, element, heads = self.dims, shard.tokens * shard.element_bytes, self.dims.heads / shard.tensor
-        keys = shard.sequences * shard.context * shard.element_bytes
-        values = heads * dims.value_width
+        dims, element = self.dims, shard.tokens * shard.element_bytes
+        keys = shard.sequences * shard.context
+        # The norm keeps its input, and with it the shared key that stands in the same tensor.
+        copied = shard.implementation == "plain" and shard.element_bytes < 4
         query_latent: tuple[Saved, ...] = ()
         if dims.query_rank is not None:
             query_latent = (
                 *norm_saved("query latent norm", shard.tokens, dims.query_rank, shard),
                 Saved("query latent", element * dims.query_rank),
             )
-        gate: tuple[Saved, ...] = ()
-        if dims.output_gate != "none":
-            gate = (
-                Saved("output gate", element * self.gate_width / shard.tensor),
-                Saved("gated output", element * values),
-            )
         return (
             Saved("input", element * self.width),
             *query_latent,
             *norm_saved("key-value latent norm", shard.tokens, dims.kv_rank, shard),
-            Saved("key-value latent", keys * dims.kv_rank),
-            Saved("query", element * heads * self.key_width),
-            Saved("key", keys * heads * self.key_width),
-            Saved("value", keys * values),
-            Saved("core output", element * values),
-            Saved("log-sum-exp", shard.tokens * heads * 4),
-            *gate,
+            Saved("shared key", 0 if copied else element * dims.rope_width),
+            Saved("key-value latent", keys * dims.kv_rank * shard.element_bytes),
+            *self._saved_rotary(shard),
+            *self.core.query_and_output(shard),
+            *self._saved_keys(shard),
+            *gate_saved(dims.output_gate, self.core, shard),
+        )
+
+    def _saved_rotary(self, shard: Shard) -> tuple[Saved, ...]:
+        if self.dims.position.kind != "rotary":
+            return ()
+        return (rotary_saved(2 * shard.tokens, self.dims.rope_width),)
+
+    def _saved_keys(self, shard: Shard) -> tuple[Saved, ...]:
+        """Keys are joined from both parts; values stay a view of `kv_up`'s output, which lives as long."""
+        dims = self.dims
+        row = shard.sequences * shard.context * dims.heads / shard.tensor * shard.element_bytes
+        padded = self.core.padded(shard)
+        own_keys = dims.rope_width == 0
+        return (
+            *(() if own_keys else (Saved("key", row * self.key_width),)),
+            *((Saved("value, padded", row * self.key_width),) if padded else ()),
+            *(
+                (Saved("keys and values", row * (dims.nope_width + dims.value_width)),)
+                if own_keys or not padded
+                else ()
+            ),
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """Gradients of query, keys and values while the core's backward runs."""
-        heads = self.dims.heads / shard.tensor
-        keys = shard.sequences * shard.context
-        gradients = shard.tokens * self.key_width + keys * (self.key_width + self.dims.value_width)
-        return gradients * heads * shard.element_bytes
+        return self.core.scratch_bytes(shard)
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         latents = shard.sequences * shard.context * self.latent_width * shard.element_bytes
@@ -183,23 +182,3 @@ class LatentAttention(Operator):
 
     def decode_state(self) -> DecodeState:
         return DecodeState(bytes_per_token=2 * self.latent_width, constant_bytes=0)
-
-
-def gate_parameters(gate: str, gate_width: int, width: int) -> tuple[Parameter, ...]:
-    """Projection of the sigmoid gate on an attention's output; per-head rows are vectors, for AdamW."""
-    if gate == "none":
-        return ()
-    if gate == "per_head":
-        return (weight("gate_proj", gate_width, width, "column", optimizer="adamw"),)
-    return (weight("gate_proj", gate_width, width, "column"),)
-
-
-def gate_kernels(
-    gate: str, tokens: Number, width: int, heads: Number, value_width: int, shard: Shard
-) -> tuple[Kernel, ...]:
-    """Gate projection and the product with the core's output."""
-    if gate == "none":
-        return ()
-    size = tokens * heads * value_width * shard.element_bytes
-    columns = heads * value_width if gate == "elementwise" else heads
-    return (gemm("gate_proj", tokens, width, columns), Elementwise("output gate", 3 * size, 5 * size))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shipway.compiler.operators.base import (
     Elementwise,
+    Gemm,
     Kernel,
     Limit,
     Number,
@@ -15,20 +16,15 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
-from shipway.compiler.operators.linear import gemm
 from shipway.schemas.layout import Recompute
 
-CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at once."""
 LOGIT_BYTES = 4
 """Logits are fp32."""
-LABEL_BYTES = 8
-"""Labels are int64."""
 
 
 @dataclass(frozen=True)
 class LossHead(Operator):
-    """Sum of token losses over a vocabulary that tensor parallel cuts; logits are recomputed in backward."""
+    """Sum of token losses, the vocabulary cut by tensor parallel; no more than a chunk of logits exists."""
 
     vocabulary: int
     width: int
@@ -45,20 +41,26 @@ class LossHead(Operator):
         vocabulary = self.vocabulary / shard.tensor
         logits = shard.tokens * vocabulary * LOGIT_BYTES
         return (
-            gemm("head", shard.tokens, self.width, vocabulary),
-            Elementwise("cross-entropy", 3 * logits, 2 * logits),
+            Gemm("head", shard.tokens, self.width, vocabulary, gradients_in_forward=True),
+            Elementwise("cross-entropy", 8 * logits, 0),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        hidden = shard.tokens * self.width * shard.element_bytes
-        return (Saved("hidden", hidden), Saved("labels", shard.tokens * LABEL_BYTES))
+        """Both gradients, which forward forms chunk by chunk (runtime/kernels/loss.py)."""
+        element = self.width * shard.element_bytes
+        return (
+            Saved("gradient of hidden", shard.tokens * element),
+            Saved("gradient of head", self.vocabulary / shard.tensor * element),
+        )
 
     def recomputed(self, shard: Shard, recompute: Recompute) -> tuple[Kernel, ...]:
-        return self.kernels(shard)
+        return ()
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """One chunk's logits and their gradient."""
-        return 2 * CHUNK_TOKENS * self.vocabulary / shard.tensor * LOGIT_BYTES
+        """The head's gradient summed in fp32, and two chunks of logits, each about as large as the hidden
+        states."""
+        summed = self.vocabulary / shard.tensor * self.width * LOGIT_BYTES
+        return summed + 2 * shard.tokens * self.width / shard.tensor * LOGIT_BYTES
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         size = shard.tokens * self.width * shard.element_bytes

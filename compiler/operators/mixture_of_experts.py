@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
+
+import numpy as np
 
 from shipway.compiler.operators.base import (
     Elementwise,
@@ -24,7 +27,7 @@ from shipway.compiler.operators.base import (
 from shipway.compiler.operators.gated_unit import GatedUnit, activation_kernel
 from shipway.compiler.operators.linear import gemm, norm_weight, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
-from shipway.compiler.operators.router import Router
+from shipway.compiler.operators.router import INDEX_BYTES, SCORE_BYTES, Router
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Experts as ExpertsSchema
 
@@ -71,17 +74,18 @@ class RoutedExperts(Operator):
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         row = self.rows(shard) * shard.element_bytes
         halves = Saved("experts' gate and up", 2 * row * self.dims.inner_width)
-        output = Saved("experts' output", row * self.width)
         match recompute:
             case "none":
+                pairs = shard.local_tokens * self.dims.active
                 return (
+                    Saved("rows of choices", pairs * INDEX_BYTES),
                     Saved("dispatched rows", row * self.width),
                     halves,
                     Saved("experts' activation", row * self.dims.inner_width),
-                    output,
+                    Saved("experts' output by choice, widened", pairs * self.width * 4),
                 )
             case "selective":
-                return (Saved("dispatched rows", row * self.width), halves, output)
+                return (halves, Saved("experts' output", row * self.width))
             case "full":
                 return ()
 
@@ -109,6 +113,8 @@ class LatentProjections(Operator):
     width: int
     latent_width: int
     norm: bool
+    router_reads: Literal["hidden", "latent"] = "hidden"
+    """The router keeps what it reads in fp32: in fp32 training that is the very tensor read here too."""
     block: str = "latent projections"
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -132,7 +138,13 @@ class LatentProjections(Operator):
         match recompute:
             case "none":
                 normed = norm_saved("latent norm", shard.local_tokens, self.latent_width, shard)
-                return (*(normed if self.norm else ()), Saved("combined", size))
+                shared = self.router_reads == "hidden" and shard.element_bytes == SCORE_BYTES
+                read = Saved("input", shard.local_tokens * self.width * shard.element_bytes)
+                return (
+                    *(() if shared else (read,)),
+                    *(normed if self.norm else ()),
+                    Saved("combined", size),
+                )
             case "selective":
                 output = Saved("output", shard.local_tokens * self.width * shard.element_bytes)
                 return (Saved("latent", size), output)
@@ -149,6 +161,8 @@ class SharedExperts(Operator):
 
     unit: GatedUnit
     gated: bool
+    first_reader: bool = False
+    """Whether no latent projection reads the same input and keeps it."""
     block: str = "shared experts"
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -172,12 +186,24 @@ class SharedExperts(Operator):
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         kept = self.unit.saved(shard, recompute)
-        if recompute == "none":
-            kept = tuple(tensor for tensor in kept if tensor.name != "input")  # the router owns it
-            if self.gated:
-                size = shard.local_tokens * self.unit.width * shard.element_bytes
-                kept = (*kept, Saved("ungated output", size))
-        return kept
+        tokens = shard.local_tokens
+        if recompute == "selective" and self.gated:
+            return (*kept, Saved("gate logits", tokens * shard.element_bytes))
+        if recompute != "none":
+            return kept
+        own = tuple(tensor for tensor in kept if tensor.name != "input")
+        if self.gated:
+            own = (
+                *own,
+                Saved("gate and ungated output", tokens * (self.unit.width + 1) * shard.element_bytes),
+            )
+        return (*self._saved_input(shard), *own)
+
+    def _saved_input(self, shard: Shard) -> tuple[Saved, ...]:
+        """Tensor parallel gathers an input of its own; otherwise another reader may keep it already."""
+        size = shard.tokens * self.unit.width * shard.element_bytes
+        kept_already = not self.first_reader or shard.element_bytes == SCORE_BYTES
+        return (Saved("input", np.where(shard.tensor > 1, size, 0) if kept_already else size),)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return self.unit.scratch_bytes(shard)
@@ -195,9 +221,13 @@ def mixture_of_experts(width: int, dims: ExpertsSchema) -> tuple[tuple[str, Oper
     router_width = expert_width if dims.router_input == "latent" else width
     operators: list[tuple[str, Operator]] = [("router", Router(router_width, dims))]
     if dims.latent_width is not None:
-        operators.append(("", LatentProjections(width, dims.latent_width, dims.latent_norm)))
+        operators.append(
+            ("", LatentProjections(width, dims.latent_width, dims.latent_norm, dims.router_input))
+        )
     operators.append(("experts", RoutedExperts(expert_width, dims)))
     if dims.shared:
         inner = dims.shared * (dims.shared_inner_width or dims.inner_width)
-        operators.append(("", SharedExperts(GatedUnit(width, inner), dims.shared_gate)))
+        operators.append(
+            ("", SharedExperts(GatedUnit(width, inner), dims.shared_gate, dims.latent_width is None))
+        )
     return tuple(operators)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
+from shipway.compiler.operators.embedding import TOKEN_BYTES
 from shipway.compiler.operators.linear import gemm, norm_weight, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.schemas.layout import Recompute
@@ -34,8 +35,18 @@ class PredictionInput(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        joined = Saved("joined", 2 * shard.local_tokens * self.width * shard.element_bytes)
-        return (*norm_saved("hidden and embedding norms", 2 * shard.local_tokens, self.width, shard), joined)
+        """Recomputation wraps the model's own layers, so here it changes nothing."""
+        tokens = shard.local_tokens
+        state = tokens * self.width * shard.element_bytes
+        # The final norm, or the last depth's, keeps the same hidden states, unless each widens its own copy.
+        shared = 0 if shard.implementation == "plain" and shard.element_bytes < 4 else state
+        norms = norm_saved("hidden and embedding norms", 2 * tokens, self.width, shard)
+        return (
+            Saved("tokens", shard.tokens * TOKEN_BYTES),
+            Saved(norms[0].name, norms[0].bytes - shared),
+            *norms[1:],
+            Saved("joined", 2 * state),
+        )
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return 2 * shard.local_tokens * self.width * shard.element_bytes

@@ -55,16 +55,36 @@ class Router(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        tokens = shard.local_tokens
-        logits = Saved("router scores", tokens * self.dims.routed * SCORE_BYTES)
-        chosen = Saved("chosen experts and weights", tokens * self.dims.active * (INDEX_BYTES + SCORE_BYTES))
+        """The input in fp32, scores, and what leads from them to the mixture weights (runtime's Router)."""
+        tokens, dims = shard.local_tokens, self.dims
+        scores = Saved("scores", tokens * dims.routed * SCORE_BYTES)
         match recompute:
             case "none":
-                return (Saved("input", tokens * self.width * shard.element_bytes), logits, chosen)
+                weights = tokens * dims.active * SCORE_BYTES
+                margin = 1 if dims.balancing.kind == "quantile" else 0
+                return (
+                    Saved("input, widened", tokens * self.width * SCORE_BYTES),
+                    scores,
+                    Saved("chosen experts", tokens * (dims.active + margin) * INDEX_BYTES),
+                    Saved("chosen scores", weights + tokens * SCORE_BYTES if dims.renormalize else 0),
+                    Saved("mixture weights", weights),
+                    *self._saved_auxiliary(shard),
+                )
             case "selective":
-                return (logits,)
+                return (scores,)
             case "full":
                 return ()
+
+    def _saved_auxiliary(self, shard: Shard) -> tuple[Saved, ...]:
+        if self.dims.balancing.kind != "auxiliary":
+            return ()
+        return (Saved("sum of scores", shard.local_tokens * SCORE_BYTES),)
+
+    def buffer_bytes(self) -> int:
+        """Counters between balancing updates: the load, and the histogram of margins."""
+        balancing = self.dims.balancing
+        margins = balancing.bins if balancing.kind == "quantile" and balancing.estimator == "histogram" else 0
+        return self.dims.routed * (1 + margins) * INDEX_BYTES
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return 3 * shard.local_tokens * self.dims.routed * SCORE_BYTES
