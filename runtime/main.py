@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--run-dir", type=Path, required=True, help="folder of the run; created, or continued"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="by default cuda where there is one")
+    parser.add_argument("--until", metavar="STAGE", help="last stage to train here; by default all of them")
     options = parser.parse_args(arguments)
     run = RunFolder(options.run_dir)
     rank = int(os.environ.get("RANK", "0"))
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop.install()
     code, reason = ExitCode.DONE, "the programme is finished"
     try:
-        code = _train(options.build, run, options.device, stop)
+        code = _train(options.build, run, options.device, stop, options.until)
         reason = code.name.lower().replace("_", " ")
         leave()
     except BaseException as error:
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _train(build: Path, run: RunFolder, device_kind: str | None, stop: StopRequest) -> ExitCode:
+def _train(
+    build: Path, run: RunFolder, device_kind: str | None, stop: StopRequest, until: str | None
+) -> ExitCode:
     plan = read_plan(build)
     module = import_model(build)
     device = join(device_kind)
@@ -73,7 +76,7 @@ def _train(build: Path, run: RunFolder, device_kind: str | None, stop: StopReque
     display = make_display(rank)
     context = Context(plan, module, build, run, device, groups, checkpointer, stop, display, writer)
     try:
-        return run_programme(context)
+        return run_programme(context, until)
     finally:
         checkpointer.close()
         display.close()

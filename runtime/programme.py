@@ -10,8 +10,10 @@ from shipway.runtime.stage import Context, Position, train_stage
 from shipway.schemas.plan import Plan, StagePlan
 
 
-def run_programme(context: Context) -> ExitCode:
+def run_programme(context: Context, until: str | None = None) -> ExitCode:
     """Train every stage that is not finished; returns DONE, PREEMPTED or NO_PROGRESS, raises on failure.
+
+    With `until`, the name of a stage, the ones after it are left to other jobs.
 
     Between stages, as after an interruption, all state passes through a checkpoint: the next
     stage's layout reads what the last one's wrote.
@@ -19,12 +21,15 @@ def run_programme(context: Context) -> ExitCode:
     checkpointer = context.checkpointer
     start = checkpointer.newest()
     position = Position(**start[1].progress["position"]) if start else Position()
+    stages = stages_left(context.plan, position, until)
+    if not stages:
+        return ExitCode.DONE
     if not _may_start(context, position):
         context.display.message(f"no step finished in the last starts at step {position.step}: stopping")
         return ExitCode.NO_PROGRESS
     if dist.get_rank() == 0:
         rewind(context.run.metrics, position.step)
-    for stage in stages_left(context.plan, position):
+    for stage in stages:
         outcome = train_stage(context, stage, start)
         checkpointer.wait()
         if outcome is not ExitCode.DONE:
@@ -33,11 +38,17 @@ def run_programme(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def stages_left(plan: Plan, position: Position) -> tuple[StagePlan, ...]:
-    """Stages still to train, the interrupted one first; raises Fatal when the plan has no such stage."""
-    if not position.stage:
-        return plan.stages
+def stages_left(plan: Plan, position: Position, until: str | None = None) -> tuple[StagePlan, ...]:
+    """Stages still to train up to `until`, the interrupted one first.
+
+    Raises Fatal when the plan has no such stage.
+    """
     names = [stage.name for stage in plan.stages]
+    if until is not None and until not in names:
+        raise Fatal(f"the plan has no stage {until!r}: it has {', '.join(names)}")
+    end = names.index(until) + 1 if until is not None else len(names)
+    if not position.stage:
+        return plan.stages[:end]
     if position.stage not in names:
         raise Fatal(
             f"the checkpoint is of stage {position.stage!r}, the plan has {', '.join(names)}:"
@@ -45,7 +56,7 @@ def stages_left(plan: Plan, position: Position) -> tuple[StagePlan, ...]:
         )
     index = names.index(position.stage)
     finished = position.stage_step >= plan.stages[index].steps
-    return plan.stages[index + finished :]
+    return plan.stages[index + finished : end]
 
 
 def _may_start(context: Context, position: Position) -> bool:

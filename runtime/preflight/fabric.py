@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shipway.runtime.calibration.timing import time_operation
-from shipway.runtime.distributed import host_groups, join, leave
+from shipway.runtime.distributed import join, leave
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import build_mesh
 from shipway.runtime.preflight.report import node_name
@@ -68,7 +68,7 @@ def check_fabric(plan: Plan, stage_name: str, folder: Path) -> bool:
 
 def measure(stage: StagePlan, device: torch.device) -> list[Sample]:
     """This rank's samples: an all-reduce over everyone, then the largest call of each kind on each axis."""
-    mesh = build_mesh(stage.layout, device, host_groups())
+    mesh = build_mesh(stage.layout, device)
     everyone = dist.group.WORLD
     assert everyone is not None
     node, world = node_name(), tuple(range(dist.get_world_size()))
