@@ -148,11 +148,12 @@ def _rows_by_expert(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     if _fused(x, weight):
         out = torch._grouped_mm(x, weight, offs=offsets)
         rows = torch.arange(out.shape[0], device=out.device).unsqueeze(1)
-        return out.masked_fill_(rows >= offsets[-1], 0)  # the kernel leaves them as it found them
-    out = x.new_zeros(x.shape[0], weight.shape[2])
-    for expert, start, end in _segments(offsets):
-        torch.mm(x[start:end], weight[expert], out=out[start:end])
-    return out
+        # The kernel leaves the tail as it found it. Not in place: selective recomputation keeps `out`.
+        return out.masked_fill(rows >= offsets[-1], 0)
+    segments = _segments(offsets)
+    products = [x[start:end] @ weight[expert] for expert, start, end in segments]
+    tail = x.shape[0] - (segments[-1][2] if segments else 0)
+    return torch.cat([*products, x.new_zeros(tail, weight.shape[2])])
 
 
 def _outer_by_expert(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:

@@ -48,10 +48,9 @@ def apply_recompute(model: nn.Module, policy: Recompute) -> None:
 def _kept_operators() -> frozenset[Any]:
     aten = torch.ops.aten
     packets = [getattr(aten, name) for name in MATRIX_PRODUCTS if hasattr(aten, name)]
-    operators = {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
-    if hasattr(torch.ops, "shipway"):
-        operators |= {getattr(torch.ops.shipway, name).default for name in dir(torch.ops.shipway)}
-    return frozenset(operators)
+    operators = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
+    # What writes into an argument (out=...) can't be kept: the argument would stay unwritten.
+    return frozenset(operator for operator in operators if not operator._schema.is_mutable)
 
 
 def _keep_products(kept: frozenset[Any]) -> Callable[..., CheckpointPolicy]:
