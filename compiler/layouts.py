@@ -9,7 +9,7 @@ objective.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -171,19 +171,69 @@ def legal_pipeline(space: Space) -> list[int]:
     return [degree for degree in divisors(space.devices) if degree <= space.layers]
 
 
-def enumerate_layouts(space: Space) -> Candidates:
-    """All legal layouts of a stage; empty when the constraints leave none."""
+Keep = Callable[[Candidates], npt.NDArray[np.bool_]]
+
+
+def enumerate_layouts(space: Space, keep: Keep | None = None) -> Candidates:
+    """All legal layouts of a stage; empty when the constraints leave none.
+
+    `keep` may rule layouts out early: it is asked first about meshes (micro-batches, schedules and
+    policies not yet chosen, and at their least demanding), then about meshes with micro-batches.
+    """
+    table = legal_meshes(space)
+    if keep is not None and len(table):
+        table = table[keep(_partial(table))]
+    table = _with_micro_batches(space, table)
+    if keep is not None and len(table):
+        table = table[keep(_partial(table))]
+    table = _with_policies(space, _with_schedules(space, table))
+    pp, replicate, shard, cp, tp, ep, micro_batch, micro_batches, virtual, schedule, zero, recompute = table.T
+    return Candidates(
+        pp, virtual, replicate, shard, cp, tp, ep, zero, schedule, recompute, micro_batch, micro_batches
+    )
+
+
+def legal_meshes(space: Space) -> IntArray:
+    """Rows of (pp, replicate, shard, cp, tp, ep)."""
     meshes = _meshes(space)
     if not space.any_size and len(meshes):
         world = meshes.prod(axis=1)
         meshes = meshes[2 * world > min(space.devices, 2 * world.max() - 1)]
-    columns = _with_experts(space, meshes)
-    columns = _with_micro_batches(space, columns)
-    columns = _with_schedules(space, columns)
-    columns = _with_policies(space, columns)
-    pp, replicate, shard, cp, tp, ep, micro_batch, micro_batches, virtual, schedule, zero, recompute = columns.T
+    return _with_experts(space, meshes)
+
+
+def count_layouts(space: Space) -> int:
+    """Number of legal layouts, without listing them: what follows a mesh depends on pp and data only."""
+    table = legal_meshes(space)
+    if not len(table):
+        return 0
+    keys = np.column_stack([table[:, 0], table[:, 1] * table[:, 2]])
+    unique, repeats = np.unique(keys, axis=0, return_counts=True)
+    ones = np.ones_like(unique[:, 0])
+    probe = np.column_stack([unique[:, 0], ones, unique[:, 1], ones, ones, ones])
+    rest = _with_policies(space, _with_schedules(space, _with_micro_batches(space, probe)))
+    each = dict(zip(map(tuple, unique.tolist()), repeats.tolist(), strict=True))
+    found, following = np.unique(rest[:, [0, 2]], axis=0, return_counts=True)
+    return sum(each[pp, data] * int(n) for (pp, data), n in zip(found.tolist(), following, strict=True))
+
+
+def _partial(table: IntArray) -> Candidates:
+    """Rows not yet complete as candidates: the undecided at their least demanding (full recomputation)."""
+    ones = np.ones(len(table), dtype=np.int64)
+    decided = table.shape[1] > 6
     return Candidates(
-        pp, virtual, replicate, shard, cp, tp, ep, zero, schedule, recompute, micro_batch, micro_batches
+        pp=table[:, 0],
+        virtual=ones,
+        replicate=table[:, 1],
+        shard=table[:, 2],
+        cp=table[:, 3],
+        tp=table[:, 4],
+        ep=table[:, 5],
+        zero=np.where(table[:, 0] > 1, 2, 3),
+        schedule=ones,
+        recompute=ones * RECOMPUTE.index("full"),
+        micro_batch=table[:, 6] if decided else 0 * ones,
+        micro_batches=table[:, 7] if decided else ones,
     )
 
 
@@ -227,7 +277,9 @@ def _cross(table: IntArray, options: Sequence[tuple[int, ...]]) -> IntArray:
 
 def _with_experts(space: Space, table: IntArray) -> IntArray:
     pinned = space.constraints.expert_parallel
-    legal = [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)] if space.experts else [1]
+    legal = (
+        [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)] if space.experts else [1]
+    )
     table = _cross(table, [(degree,) for degree in degrees(pinned, legal)])
     region = table[:, 2] * table[:, 3] * table[:, 4]
     return table[region % table[:, 5] == 0]
@@ -256,7 +308,9 @@ def _with_schedules(space: Space, table: IntArray) -> IntArray:
     rounds = np.maximum(count // pp, 1)
     keep = ((pp == 1) == (schedule == 0)) & (pp * virtual <= space.layers)
     keep &= (schedule != 2) | (count % rounds == 0)
-    keep &= (pp == 1) | np.isin(schedule, [SCHEDULES.index(name) for name in can.schedules if name in SCHEDULES])
+    keep &= (pp == 1) | np.isin(
+        schedule, [SCHEDULES.index(name) for name in can.schedules if name in SCHEDULES]
+    )
     if pins.schedule is not None:
         keep &= schedule == (SCHEDULES.index(pins.schedule) if pins.schedule in SCHEDULES else -1)
     return table[keep]

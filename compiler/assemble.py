@@ -1,0 +1,204 @@
+"""Turn what the search found into the plan's tables: memory, time, communication, totals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shipway.compiler.evaluate import cells_of, evaluate, tables
+from shipway.compiler.evaluate_parts import part_costs
+from shipway.compiler.layouts import RECOMPUTE, Candidates
+from shipway.compiler.ledger import Chosen, ledger
+from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
+from shipway.compiler.problem import Problem
+from shipway.compiler.search import Found, verdict
+from shipway.schemas.plan import (
+    Alternative,
+    MemoryBudget,
+    MemoryItem,
+    StageMemory,
+    StagePlan,
+    TimeItem,
+)
+
+RUNNERS_UP = 5
+"""Alternatives that a plan keeps."""
+
+CATEGORY = {
+    "master weights": "parameters",
+    "gathered parameters": "parameters",
+    "gradients, sharded": "gradients",
+    "gradients, whole until the last micro-batch": "gradients",
+    "optimizer state": "optimizer",
+    "kept activations": "activations",
+    "temporaries of one layer": "scratch",
+    "gradients of hidden states": "scratch",
+    "optimizer temporaries": "scratch",
+    "gradient reduction buffers": "communication",
+    "pipeline receive buffers": "communication",
+    "allocator rounding and fragmentation": "scratch",
+    "device context": "outside",
+    "libraries and kernels' modules": "outside",
+    "communicators": "outside",
+}
+NOTES = {
+    "kept activations": "micro-batches in flight at this pipeline rank, at the planned expert load",
+    "temporaries of one layer": "largest operator's scratch, and what recomputation brings back",
+    "gathered parameters": "in compute precision, as FSDP holds them at that moment",
+    "pipeline receive buffers": "torch allocates one per micro-batch of the step",
+    "libraries and kernels' modules": "assumed; measured once per device",
+    "communicators": "NCCL buffers, one communicator per group of more than one rank",
+    "allocator rounding and fragmentation": "reserved over allocated, with expandable segments",
+    "optimizer temporaries": "foreach temporaries and the largest matrix being orthogonalised",
+}
+
+
+def choose(problem: Problem, candidate: Candidates) -> Chosen:
+    """Everything about one layout."""
+    shared = tables(problem, candidate)
+    return Chosen(problem, candidate, shared, evaluate(problem, candidate, shared).groups[0])
+
+
+def stage_plan(problem: Problem, found: Found) -> StagePlan:
+    """The plan of one stage; `found.best` must not be None."""
+    assert found.best is not None
+    chosen = choose(problem, found.candidates.take(np.array([found.best])))
+    stage, space = problem.stage, problem.space
+    step = float(chosen.group.step_seconds[0])
+    model_flops, hardware_flops = flops_per_token(problem, int(chosen.candidate.recompute[0]))
+    devices = int(chosen.candidate.world[0])
+    rate = problem.tokens_per_step / step
+    peak = devices * problem.machine.peak_flops
+    hours = stage.steps * step / 3600
+    bounds = chosen.group.bounds[0].tolist()
+    return StagePlan(
+        name=stage.name,
+        context_tokens=stage.context,
+        tokens=stage.tokens,
+        steps=stage.steps,
+        sequences_per_step=space.sequences,
+        layout=chosen.candidate.layout(0, tuple(zip(bounds[:-1], bounds[1:], strict=True))),
+        devices_used=devices,
+        memory=stage_memory(chosen),
+        communication=ledger(chosen),
+        time=time_items(chosen),
+        step_seconds=step,
+        tokens_per_second=rate,
+        model_flops_per_token=model_flops,
+        mfu=rate * model_flops / peak,
+        hfu=rate * hardware_flops / peak,
+        hours=hours,
+        device_hours=hours * devices,
+        cost=hours * devices * problem.blueprint.cluster.price_per_device_hour,
+        candidates=found.legal,
+        alternatives=alternatives(problem, found),
+    )
+
+
+def flops_per_token(problem: Problem, recompute: int) -> tuple[float, float]:
+    """Model and hardware FLOPs of one token, forward and backward; causal attention, active parameters."""
+    cell = cells_of(problem, np.array([[1, 1, 1, 1]]))
+    parts = part_costs(problem.work, cell, problem.machine, problem.network, problem.fused)
+    totals = problem.work.totals
+    model = float(totals @ parts.model_flops[:, 0]) / problem.space.context
+    again = float(totals @ parts.recompute_flops[recompute, :, 0]) / problem.space.context
+    return model, model + again
+
+
+def time_items(chosen: Chosen) -> tuple[TimeItem, ...]:
+    """Seconds of the step by what they are spent on, the longest first."""
+    notes = {
+        "pipeline bubble and transfers": "fill, drain, and waiting for slower pipeline ranks",
+        "waiting for the host to issue work": f"{chosen.problem.machine.efficiency.host_seconds * 1e6:.0f} us"
+        " to issue one operation",
+        "recomputation": f"policy: {RECOMPUTE[int(chosen.candidate.recompute[0])]}; loss head's logits",
+        "expert products": f"busiest expert-parallel rank at "
+        f"{float(chosen.shared.cells.imbalance[0]):.2f} of the mean load",
+        "expert all-to-all": "not hidden under compute",
+        "tensor-parallel collectives": "not hidden under compute",
+        "context-parallel collectives": "not hidden under compute",
+    }
+    items = [
+        TimeItem(name=name, seconds=float(seconds[0]), note=notes.get(name, ""))
+        for name, seconds in chosen.group.time.items()
+        if seconds[0] > 1e-12
+    ]
+    return tuple(sorted(items, key=lambda item: (-item.seconds, item.name)))
+
+
+def stage_memory(chosen: Chosen) -> StageMemory:
+    """Budgets of all pipeline ranks, the worst one's on top."""
+    ranks = tuple(memory_budget(chosen, rank) for rank in range(chosen.group.pp))
+    worst = max(ranks, key=lambda budget: budget.peak_bytes)
+    return StageMemory(peak_bytes=worst.peak_bytes, items=worst.items, verdict=worst.verdict, ranks=ranks)
+
+
+def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
+    """The budget of one pipeline rank; its items are whole bytes and add up to the peak."""
+    group, capacity = chosen.group, chosen.problem.capacity_bytes
+    moment = list(group.memory.moments)[int(group.peaks.moment[0, rank])]
+    inside = {name: round(float(v[0, rank])) for name, v in group.memory.moments[moment].items()}
+    outside = {name: round(float(v[0])) for name, v in group.memory.outside.items()}
+    allocated = sum(inside.values())
+    fragmentation = chosen.problem.machine.efficiency.fragmentation
+    slack = round(allocated * (fragmentation - 1)) + ALLOCATOR_SLACK_BYTES
+    sizes = {**inside, "allocator rounding and fragmentation": slack, **outside}
+    items = [
+        MemoryItem.model_validate(
+            {"name": name, "category": CATEGORY[name], "bytes": size, "note": NOTES.get(name, "")}
+        )
+        for name, size in sizes.items()
+        if size
+    ]
+    outside_bytes = sum(outside.values())
+    peak = allocated + slack + outside_bytes
+    upper = max(round(float(group.peaks.upper[0, rank])), peak)
+    name = "every rank" if group.pp == 1 else f"pipeline rank {rank}"
+    return MemoryBudget(
+        rank=name,
+        pipeline_rank=rank,
+        items=tuple(sorted(items, key=lambda item: (-item.bytes, item.name))),
+        allocated_bytes=allocated,
+        reserved_bytes=allocated + slack,
+        outside_bytes=outside_bytes,
+        peak_bytes=peak,
+        upper_bytes=upper,
+        capacity_bytes=capacity,
+        moment=moment,
+        verdict=verdict(peak, upper, capacity),
+    )
+
+
+def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
+    """Runners-up of different kinds: the next best layouts, and faster ones that do not fit."""
+    evaluation = found.evaluation
+    best = found.best
+    assert best is not None
+    step, peak, upper = evaluation.step_seconds, evaluation.peak_bytes, evaluation.upper_bytes
+    entries: list[Alternative] = []
+    for index in found.order[1:RUNNERS_UP]:
+        entries.append(_alternative(found, int(index), _why_worse(found, int(index))))
+    capacity = problem.capacity_bytes
+    faster = np.flatnonzero((step < step[best]) & (upper > capacity))
+    for index in faster[np.argsort(step[faster], kind="stable")][: RUNNERS_UP + 1 - len(entries)]:
+        needs = peak[index] if peak[index] > capacity else upper[index]
+        kind = "needs" if peak[index] > capacity else "may need"
+        reason = f"{kind} {needs / 2**30:.1f} GiB of {capacity / 2**30:.1f}"
+        entries.append(_alternative(found, int(index), reason))
+    return tuple(entries)
+
+
+def _alternative(found: Found, index: int, reason: str) -> Alternative:
+    return Alternative(
+        layout=found.candidates.layout(index),
+        step_seconds=float(found.evaluation.step_seconds[index]),
+        peak_bytes=round(float(found.evaluation.peak_bytes[index])),
+        reason=reason,
+    )
+
+
+def _why_worse(found: Found, index: int) -> str:
+    evaluation, best = found.evaluation, found.best
+    ratio = float(evaluation.step_seconds[index] / evaluation.step_seconds[best])
+    if ratio > 1.0005:
+        return f"{100 * (ratio - 1):.1f} % slower"
+    return "as fast, but needs more memory"

@@ -1,0 +1,224 @@
+"""Memory of every pipeline rank at the moments of a step that can be its peak.
+
+Vectorised over layouts of one number of chunks: every item has shape [layouts, pipeline ranks]. The
+search adds items up; a plan lists them. One code path, so that what is listed is what was searched by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shipway.compiler.evaluate_states import Bytes
+from shipway.compiler.schedule import in_flight
+from shipway.schemas.calibration import Efficiency
+from shipway.schemas.capability import Capability
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BACKWARD = "backward begins with every micro-batch in flight"
+BACKWARD_END = "backward ends"
+REDUCTION = "gradients are reduced after the last backward"
+OPTIMIZER = "optimizer step"
+
+ALLOCATOR_SLACK_BYTES = 64 * 2**20
+"""The last, partly used segments of the caching allocator's pools (2 and 20 MiB)."""
+NEWTON_SCHULZ_COPIES = 5
+"""bf16 copies of one matrix alive in an iteration: momentum gathered, X, X X^T and two products."""
+
+
+@dataclass(frozen=True)
+class ChunkStates:
+    """Per layout and chunk, elements or bytes on one rank; shape [layouts, chunks]."""
+
+    gathered_bytes: Floats
+    whole_numel: Floats
+    shard_numel: Floats
+    adamw_numel: Floats
+    muon_numel: Floats
+    largest_row_gathered: Floats
+    largest_row_numel: Floats
+    largest_matrix: Floats
+
+
+@dataclass(frozen=True)
+class ChunkActivations:
+    """Per layout and chunk, bytes of one micro-batch on one rank."""
+
+    saved: Floats
+    temporary: Floats
+    """Largest over the chunk's rows of scratch and what recomputation holds again."""
+    received: Floats
+    """Hidden states that the chunk receives (0 for the first)."""
+    returned: Floats
+    """Gradients of hidden states that it receives (0 for the last)."""
+    hidden: Floats
+    """[layouts]: one hidden state."""
+
+
+@dataclass(frozen=True)
+class MemoryTerms:
+    """Items by moment; each array has shape [layouts, pipeline ranks]."""
+
+    moments: dict[str, dict[str, Floats]]
+    outside: dict[str, Floats]
+    """[layouts]: held outside the allocator."""
+    uncertain: dict[str, Floats]
+    """Part of each moment that the relative error of activations applies to."""
+
+    def allocated(self) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Largest sum over the moments, and which moment it is."""
+        totals = np.stack([sum(items.values(), np.float64(0)) for items in self.moments.values()])
+        return totals.max(axis=0), totals.argmax(axis=0)
+
+
+def by_rank(chunks: Floats, pp: int) -> Floats:
+    """[layouts, chunks] to [layouts, own chunks, ranks]: chunk c sits on rank c mod pp."""
+    return chunks.reshape(len(chunks), -1, pp)
+
+
+def memory_terms(
+    states: ChunkStates,
+    activations: ChunkActivations,
+    outside: dict[str, Floats],
+    pp: int,
+    zero: Ints,
+    micro_batches: Ints,
+    sizes: Bytes,
+    capability: Capability,
+) -> MemoryTerms:
+    """All items of all moments."""
+    whole = by_rank(states.whole_numel, pp).sum(axis=1)
+    shard = by_rank(states.shard_numel, pp).sum(axis=1)
+    adamw = by_rank(states.adamw_numel, pp).sum(axis=1)
+    muon = by_rank(states.muon_numel, pp).sum(axis=1)
+    row_gathered = by_rank(states.largest_row_gathered, pp).max(axis=1)
+    row_numel = by_rank(states.largest_row_numel, pp).max(axis=1)
+    kept = {
+        "master weights": shard * sizes.master,
+        "optimizer state": (2 * adamw + muon) * sizes.moment,
+    }
+    shard_gradients = shard * sizes.master
+    gathered = _gathered(states, row_gathered, pp, zero, capability)
+    kept_activations = _activations(activations.saved, pp, micro_batches)
+    temporary = by_rank(activations.temporary, pp).max(axis=1)
+    stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
+    buffers = _receive_buffers(activations, pp, micro_batches, capability)
+    reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
+    accumulates = (micro_batches > 1)[:, None]
+
+    if pp == 1:
+        in_backward = {"gradients, sharded": np.where(accumulates, shard_gradients, 0.0)}
+        last = {
+            BACKWARD_END: {
+                **kept,
+                "gradients, sharded": shard_gradients,
+                "gathered parameters": np.minimum(gathered, 2 * row_gathered),
+                "gradient reduction buffers": reduce_buffer,
+                "temporaries of one layer": temporary,
+                "gradients of hidden states": stream,
+            }
+        }
+        reduce_now = reduce_buffer
+    else:
+        in_backward = {"gradients, whole until the last micro-batch": whole * sizes.gradient}
+        last = {
+            REDUCTION: {
+                **kept,
+                **in_backward,
+                "gradients, sharded": shard_gradients,
+                "gathered parameters": gathered,
+                "gradient reduction buffers": row_numel * sizes.gradient,
+                "pipeline receive buffers": buffers,
+            }
+        }
+        reduce_now = row_numel * sizes.compute
+    moments = {
+        BACKWARD: {
+            **kept,
+            **in_backward,
+            "gathered parameters": gathered,
+            "kept activations": kept_activations,
+            "temporaries of one layer": temporary,
+            "gradients of hidden states": stream,
+            "gradient reduction buffers": reduce_now,
+            "pipeline receive buffers": buffers,
+        },
+        **last,
+        OPTIMIZER: {
+            **kept,
+            "gradients, sharded": shard_gradients,
+            "optimizer temporaries": adamw * 4
+            + by_rank(states.largest_matrix, pp).max(axis=1) * NEWTON_SCHULZ_COPIES * 2,
+            "pipeline receive buffers": buffers,
+        },
+    }
+    uncertain = {name: np.zeros_like(shard) for name in moments}
+    uncertain[BACKWARD] = kept_activations + temporary + stream
+    return MemoryTerms(moments, outside, uncertain)
+
+
+def _gathered(
+    states: ChunkStates, row_gathered: Floats, pp: int, zero: Ints, capability: Capability
+) -> Floats:
+    """Parameters in compute precision: the running and the prefetched row, or all that stays gathered."""
+    chunks = by_rank(states.gathered_bytes, pp)
+    if pp == 1:
+        return np.where(
+            (zero == 3)[:, None], np.minimum(2 * row_gathered, chunks.sum(axis=1)), chunks.sum(axis=1)
+        )
+    active = capability.active_stages_gathered
+    if chunks.shape[1] <= active:
+        return chunks.sum(axis=1)
+    return np.sort(chunks, axis=1)[:, -active:].sum(axis=1)
+
+
+def _activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
+    """Kept activations at the worst moment of each rank's schedule."""
+    chunks = by_rank(saved, pp)
+    virtual = chunks.shape[1]
+    if virtual == 1:
+        held = np.minimum((pp - np.arange(pp))[None, :], micro_batches[:, None])
+        return held * chunks[:, 0, :]
+    result = np.empty((len(saved), pp))
+    for count in np.unique(micro_batches):
+        rows = micro_batches == count
+        points = in_flight(pp, virtual, int(count)).astype(float)  # [pp, moments, virtual]
+        result[rows] = np.einsum("rmv,nvr->nrm", points, chunks[rows]).max(axis=2)
+    return result
+
+
+def _receive_buffers(
+    activations: ChunkActivations, pp: int, micro_batches: Ints, capability: Capability
+) -> Floats:
+    if pp == 1:
+        return np.zeros((len(micro_batches), 1))
+    each = by_rank(activations.received + activations.returned, pp).sum(axis=1)
+    if capability.receive_buffers == "per_micro_batch":
+        return each * micro_batches[:, None]
+    return each * np.minimum(pp, micro_batches)[:, None]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Per layout and pipeline rank."""
+
+    allocated: Floats
+    reserved: Floats
+    peak: Floats
+    upper: Floats
+    moment: npt.NDArray[np.int64]
+
+
+def peaks(terms: MemoryTerms, efficiency: Efficiency) -> Peaks:
+    """What the device must have: allocated, what the caching allocator reserves for it, and outside."""
+    allocated, moment = terms.allocated()
+    outside = sum(terms.outside.values(), np.float64(0))[:, None]
+    reserved = allocated * efficiency.fragmentation + ALLOCATOR_SLACK_BYTES
+    uncertain = np.take_along_axis(np.stack(list(terms.uncertain.values())), moment[None], axis=0)[0]
+    high = (allocated + efficiency.activation_error * uncertain) * efficiency.fragmentation_upper
+    upper = high + ALLOCATOR_SLACK_BYTES + outside + efficiency.upper_outside_bytes
+    return Peaks(allocated, reserved, reserved + outside, upper, moment)

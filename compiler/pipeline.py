@@ -1,0 +1,119 @@
+"""The passes from a validated blueprint to a plan, in order, each with why it stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from shipway.compiler.assemble import stage_plan
+from shipway.compiler.efficiency import default_calibration
+from shipway.compiler.infeasible import illegal, nothing_fits, plan_warnings
+from shipway.compiler.lower import LoweredModel, lower
+from shipway.compiler.parameters import count
+from shipway.compiler.problem import Problem, problem
+from shipway.compiler.search import Found, search
+from shipway.compiler.workload import Workload, workload
+from shipway.schemas.blueprint import Blueprint
+from shipway.schemas.calibration import Calibration
+from shipway.schemas.diagnostics import Diagnostic
+from shipway.schemas.plan import Plan, StagePlan, Totals, content_hash
+
+Dump = Callable[[str, object], None]
+"""Receives the name of each pass and what it produced."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step of the compiler."""
+
+    name: str
+    reason: str
+
+
+PASSES = (
+    Pass(
+        "compose", "first, because every later pass needs the whole blueprint and where its values came from"
+    ),
+    Pass("validate", "before any arithmetic, so that what follows may assume a meaningful blueprint"),
+    Pass("lower", "turns the model into operators: everything after asks the catalogue, never the blueprint"),
+    Pass("fabric", "turns the cluster into links, which collectives' times need"),
+    Pass("enumerate", "lists the legal layouts per stage; an illegal pin ends here, with all its reasons"),
+    Pass("search", "evaluates memory and time, best promise first, and selects the best that fits"),
+    Pass("assemble", "works the chosen layout out in full: budget, ledger, time, totals"),
+    Pass("seal", "last: the hash covers all the rest"),
+)
+
+
+def make_plan(
+    blueprint: Blueprint,
+    origin: Sequence[str] = (),
+    *,
+    calibration: Calibration | None = None,
+    dump: Dump | None = None,
+) -> Plan | list[Diagnostic]:
+    """Plan a validated blueprint.
+
+    Returns diagnostics instead when a pinned layout is impossible (codes PL0xx) or when no legal layout
+    fits the devices (PL1xx), for all stages at once.
+    """
+    tell = dump or (lambda name, value: None)
+    tell("validate", blueprint)
+    lowered = lower(blueprint.model)
+    work = workload(lowered)
+    tell("lower", lowered)
+    figures = calibration or default_calibration(blueprint.cluster.device)
+    problems = [problem(blueprint, stage, work, figures) for stage in blueprint.training.stages]
+    tell("fabric", problems[0].network.fabric)
+    wrong = [diagnostic for index, p in enumerate(problems) for diagnostic in illegal(p, index)]
+    if wrong:
+        return wrong
+    tell("enumerate", [p.space for p in problems])
+    results: list[tuple[Problem, Found]] = []
+    for index, p in enumerate(problems):
+        found = search(p)
+        if found is None or found.best is None:
+            wrong += nothing_fits(p, found, index)
+        else:
+            results.append((p, found))
+    if wrong:
+        return wrong
+    tell("search", results)
+    stages = tuple(stage_plan(p, found) for p, found in results)
+    tell("assemble", stages)
+    return _sealed(blueprint, tuple(origin), figures, work, lowered, stages)
+
+
+def _sealed(
+    blueprint: Blueprint,
+    origin: tuple[str, ...],
+    figures: Calibration,
+    work: Workload,
+    lowered: LoweredModel,
+    stages: tuple[StagePlan, ...],
+) -> Plan:
+    return Plan(
+        shipway=shipway_version(),
+        name=blueprint.name,
+        blueprint=blueprint,
+        blueprint_hash=content_hash(blueprint),
+        origin=origin,
+        calibration=figures.name,
+        parameters=count(blueprint.model),
+        stages=stages,
+        totals=Totals(
+            tokens=sum(stage.tokens for stage in stages),
+            hours=sum(stage.hours for stage in stages),
+            device_hours=sum(stage.device_hours for stage in stages),
+            cost=sum(stage.cost for stage in stages),
+        ),
+        warnings=plan_warnings(blueprint, figures, stages),
+    ).sealed()
+
+
+def shipway_version() -> str:
+    """Version of the installed distribution."""
+    try:
+        return version("shipway")
+    except PackageNotFoundError:
+        return "unknown"

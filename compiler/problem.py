@@ -1,0 +1,82 @@
+"""One training stage as the cost model sees it: everything that does not depend on the layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shipway.compiler.communication import Network
+from shipway.compiler.efficiency import default_calibration
+from shipway.compiler.fabric import fabric
+from shipway.compiler.layouts import Space
+from shipway.compiler.timing import Machine, machine
+from shipway.compiler.workload import Workload
+from shipway.schemas.blueprint import Blueprint
+from shipway.schemas.calibration import Calibration
+from shipway.schemas.capability import CAPABILITY
+from shipway.schemas.layout import LayoutConstraints
+from shipway.schemas.training import PretrainStage
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A stage of a blueprint on its cluster."""
+
+    blueprint: Blueprint
+    stage: PretrainStage
+    work: Workload
+    machine: Machine
+    network: Network
+    space: Space
+
+    @property
+    def fused(self) -> bool:
+        """Whether CUDA kernels run, rather than plain PyTorch."""
+        return self.blueprint.cluster.device.kind != "cpu"
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of one device."""
+        return self.blueprint.cluster.device.memory
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, over the whole cluster."""
+        return self.space.sequences * self.space.context
+
+
+def problem(
+    blueprint: Blueprint, stage: PretrainStage, work: Workload, calibration: Calibration | None = None
+) -> Problem:
+    """The stage with the device's rates and the fabric."""
+    cluster, model = blueprint.cluster, blueprint.model
+    figures = calibration or default_calibration(cluster.device)
+    rates = machine(cluster.device, figures, blueprint.training.precision.compute)
+    experts = model.feed_forward.experts
+    fab = fabric(cluster)
+    routed = experts.routed if experts and "experts" in model.feed_forward_kinds() else 0
+    space = Space(
+        devices=cluster.devices,
+        devices_per_node=cluster.devices_per_node,
+        domain=fab.domain,
+        sequences=max(stage.global_batch // stage.context, 1),
+        context=stage.context,
+        layers=model.layers,
+        experts=routed,
+        tied=model.tied_embeddings,
+        limits=work.limits(),
+        constraints=constraints(blueprint, stage),
+        any_size=blueprint.training.objective == "cost",
+        capability=CAPABILITY,
+    )
+    return Problem(blueprint, stage, work, rates, Network(fab, figures.efficiency), space)
+
+
+def constraints(blueprint: Blueprint, stage: PretrainStage) -> LayoutConstraints:
+    """What is pinned for a stage: the stage's own word, else the training section's."""
+    training = blueprint.training
+    pinned = stage.layout if stage.layout != "auto" else training.layout
+    held = LayoutConstraints() if pinned == "auto" else pinned
+    size = stage.micro_batch if stage.micro_batch is not None else training.micro_batch
+    if held.micro_batch is None and size != "auto":
+        held = held.model_copy(update={"micro_batch": size})
+    return held
