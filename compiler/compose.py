@@ -31,8 +31,10 @@ class Composed:
     """Whether `data` is whole enough to be validated."""
     path: Path | None = None
     """The blueprint's own file."""
-    folders: tuple[Path, ...] = field(default=())
+    folders: tuple[Path, ...] = ()
     """Folders that config groups were looked for in."""
+    unknown: tuple[KeyPath, ...] = field(default=())
+    """Paths whose value could not be found; each has a diagnostic, so nothing more is said of them."""
 
 
 def compose(name_or_path: str, overrides: Sequence[str] = (), config_dir: Path | None = None) -> Composed:
@@ -75,9 +77,7 @@ def _locate(name: str, search: Any) -> Path | Diagnostic:
             summary, help_text = f"there is no file {name}", "Check the path; `shipway init` writes one."
             if found := search.find(name.removesuffix(path.suffix)):
                 help_text = f"Did you mean `{found.stem}`, which comes with Shipway?"
-        return Diagnostic(
-            code="BP001", summary=summary, where=Location(file=name), help=help_text
-        )
+        return Diagnostic(code="BP001", summary=summary, where=Location(file=name), help=help_text)
     found = search.find(name)
     if found is not None:
         return Path(found)
@@ -100,6 +100,7 @@ class _Composition:
         self.document = read_document(path)
         self.provenance = Provenance(root=self.document.at(1, 1))
         self.diagnostics: list[Diagnostic] = []
+        self.unknown: list[KeyPath] = []
 
     def run(self) -> Composed:
         """Compose, lay provenance, resolve."""
@@ -132,6 +133,7 @@ class _Composition:
             complete,
             self.path,
             self.search.folders,
+            tuple(self.unknown),
         )
 
     def _compose(self, overrides: list[Any], groups: set[str]) -> Any:
@@ -144,9 +146,9 @@ class _Composition:
 
         from shipway.compiler.groups import extend_hydra
 
-        early = [o for o in overrides if o.path[:2] != ("cluster", "device") or o.group]
-        late = [o for o in overrides if o not in early]
-        texts = [self._hydra_text(o, groups) for o in early]
+        choosing = [o for o in overrides if o.group or (o.delete and o.key in groups)]
+        setting = [o for o in overrides if o not in choosing]
+        texts = [self._hydra_text(o, groups) for o in choosing]
         name = self.path.name.removesuffix(self.path.suffix)
         try:
             with hydra.initialize(config_path=None, version_base="1.3"):
@@ -160,26 +162,30 @@ class _Composition:
             return None
         for layer in layers:
             self._lay(layer.config_path, layer.package or "")
-        for override in early:
-            self._note(override)
-        self._place_device(config, late)
+        figures = [o for o in setting if o.path[:2] == ("cluster", "device") and len(o.path) > 2]
+        for override in setting:
+            if override not in figures:
+                self._apply(config, override)
+        self._place_device(config)
+        for override in figures:
+            self._apply(config, override)
         return config
 
     def _hydra_text(self, override: Any, groups: set[str]) -> str:
-        """The override as Hydra must see it: a new key needs no `+`, since the schema knows all keys."""
+        """The choice as Hydra must see it: a group that nothing names yet is added without a `+`."""
         text: str = override.text
-        if override.delete:
-            return text
-        if override.group:
-            named = override.key + (f"@{override.package}" if override.package else "")
-            inline = isinstance(self.document.data, dict) and override.key in self.document.data
-            return text if override.add or named in groups or inline else f"+{text}"
-        return "++" + text.lstrip("+")
+        named = override.key + (f"@{override.package}" if override.package else "")
+        inline = isinstance(self.document.data, dict) and override.key in self.document.data
+        return text if override.delete or override.add or named in groups or inline else f"+{text}"
 
-    def _note(self, override: Any) -> None:
-        if override.group:
-            return
-        if override.delete:
+    def _apply(self, config: Any, override: Any) -> None:
+        """Set or delete one value; a key that is new here is judged by the schema, not by a `+`."""
+        from shipway.compiler.overrides import apply_override
+
+        problem = apply_override(config, override)
+        if problem is not None:
+            self.diagnostics.append(problem)
+        elif override.delete:
             self.provenance.remove(override.path)
         else:
             self.provenance.add_override(override.number, override.text, override.path, override.value)
@@ -205,37 +211,31 @@ class _Composition:
         for length in range(1, len(prefix) + 1):
             self.provenance.origins.setdefault(prefix[:length], Origin(start, start))
 
-    def _place_device(self, config: Any, late: list[Any]) -> None:
-        """Replace the name of a device by its figures, then apply overrides of them."""
+    def _place_device(self, config: Any) -> None:
+        """Replace the name of a device by its figures."""
         from omegaconf import OmegaConf, open_dict
 
-        name = OmegaConf.select(config, "cluster.device", throw_on_missing=False)
-        choosing = [o for o in late if o.path == ("cluster", "device") and isinstance(o.value, str)]
-        if choosing:
-            name = choosing[-1].value
-            self._note(choosing[-1])
-        with open_dict(config):
-            if isinstance(name, str):
-                found = self._device_document(name)
-                if found is None:
-                    OmegaConf.update(config, "cluster.device", None, force_add=True)
-                    return
-                chosen_at = self.provenance.location(("cluster", "device"))
-                OmegaConf.update(config, "cluster.device", found.data, merge=False, force_add=True)
-                self.provenance.add_document(found, ("cluster", "device"))
-                from shipway.compiler.provenance import Origin
+        from shipway.compiler.provenance import Origin
 
-                self.provenance.origins["cluster", "device"] = Origin(chosen_at, chosen_at)
-            for override in late:
-                if override in choosing:
-                    continue
-                value = override.value
-                if override.delete:
-                    parent = OmegaConf.select(config, dotted(override.path[:-1]))
-                    parent.pop(override.path[-1], None)
-                else:
-                    OmegaConf.update(config, override.key, value, merge=True, force_add=True)
-                self._note(override)
+        cluster = OmegaConf.select(config, "cluster", throw_on_missing=False)
+        raw = OmegaConf.to_container(cluster) if OmegaConf.is_dict(cluster) else {}
+        name = raw.get("device") if isinstance(raw, dict) else None
+        if not isinstance(name, str) or name == "???":
+            return
+        if "${" in name:
+            try:
+                name = str(cluster.device)
+            except Exception:
+                return  # reported when interpolations are resolved
+        found = self._device_document(name)
+        with open_dict(config):
+            cluster["device"] = found.data if found else {}
+        if found is None:
+            self.unknown.append(("cluster", "device"))
+            return
+        chosen = self.provenance.origin(("cluster", "device"))
+        self.provenance.add_document(found, ("cluster", "device"))
+        self.provenance.origins["cluster", "device"] = Origin(chosen.value, chosen.key)
 
     def _device_document(self, name: str) -> Document | None:
         from shipway.compiler.suggest import did_you_mean, ordered
@@ -291,13 +291,15 @@ class _Composition:
                     here,
                     help_text=f"Write it in the file, or add the override {dotted(here)}=...",
                 )
-                values[key] = _MISSING
+                values[key] = None
+                self.unknown.append(here)
                 continue
             try:
                 child = node[key]
             except (OmegaConfBaseException, RecursionError) as error:
                 self._interpolation_problem(here, error, list(_all_keys(config_root(node))))
-                values[key] = _MISSING
+                values[key] = None
+                self.unknown.append(here)
                 continue
             values[key] = self._resolve_node(child, here, depth + 1)
         if isinstance(node, ListConfig):
@@ -363,21 +365,6 @@ class _Composition:
                 help=help_text,
             )
         )
-
-
-class _Missing:
-    """A value that could not be composed; the mistake is reported already."""
-
-    def __repr__(self) -> str:
-        return "???"
-
-
-_MISSING = _Missing()
-
-
-def is_missing(value: Any) -> bool:
-    """Whether `value` could not be composed, and has a diagnostic of its own."""
-    return isinstance(value, _Missing)
 
 
 def config_root(node: Any) -> Any:

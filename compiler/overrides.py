@@ -116,3 +116,72 @@ def _refused(override: Override, where: Location, search: SearchPath) -> Diagnos
                 help=did_you_mean(str(value), options) or "Name one of the legal values.",
             )
     return None
+
+
+def apply_override(config: Any, override: ParsedOverride) -> Diagnostic | None:
+    """Set or delete a value of an OmegaConf container; a mapping is laid over a mapping, as in Hydra."""
+    from omegaconf import DictConfig, ListConfig, open_dict
+
+    parent, path = config, override.path
+    for depth, key in enumerate(path[:-1]):
+        below = _child(parent, key)
+        if below is None and isinstance(parent, DictConfig) and not override.delete:
+            with open_dict(parent):
+                parent[key] = {}
+            below = parent[key]
+        if not isinstance(below, (DictConfig, ListConfig)):
+            return _no_such_place(override, path[: depth + 1], parent, key)
+        parent = below
+    key = path[-1]
+    if isinstance(parent, ListConfig) and not (isinstance(key, int) and key < len(parent)):
+        return _no_such_place(override, path, parent, key)
+    if override.delete:
+        if key not in parent and not isinstance(parent, ListConfig):
+            return _no_such_place(override, path, parent, key)
+        with open_dict(config):
+            del parent[key]
+        return None
+    value = override.value
+    with open_dict(config):
+        existing = _child(parent, key)
+        if isinstance(value, dict) and isinstance(existing, DictConfig):
+            existing.merge_with(value)
+        else:
+            parent[key] = value
+    return None
+
+
+def _child(parent: Any, key: Any) -> Any:
+    """The container or value below `key`, interpolations left as they are; None where there is none."""
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+
+    if isinstance(parent, ListConfig):
+        if not isinstance(key, int) or key >= len(parent):
+            return None
+    elif not isinstance(parent, DictConfig) or key not in parent:
+        return None
+    if OmegaConf.is_interpolation(parent, key) or OmegaConf.is_missing(parent, key):
+        return None
+    return parent[key]
+
+
+def _no_such_place(override: ParsedOverride, path: KeyPath, parent: Any, key: Any) -> Diagnostic:
+    from omegaconf import ListConfig
+
+    name = ".".join(map(str, path))
+    if isinstance(parent, ListConfig):
+        summary = f"`{name}` does not exist: the list has {len(parent)} entries"
+        legal = tuple(map(str, range(len(parent))))
+    elif override.delete:
+        known = [str(k) for k in parent]
+        summary, legal = f"`{name}` does not exist, so it cannot be deleted", ordered(str(key), known)
+    else:
+        summary, legal = f"`{name}` is a single value, so nothing can stand below it", ()
+    return Diagnostic(
+        code="BP032",
+        summary=summary,
+        field=name,
+        where=override.location(),
+        legal=legal,
+        help="Name a value that the blueprint has.",
+    )

@@ -1,0 +1,277 @@
+"""Every diagnostic code with its longer explanation, for `shipway explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Code:
+    """A code of a diagnostic."""
+
+    code: str
+    title: str
+    explanation: str
+    example: str = ""
+    """A correct form, as YAML or a command."""
+
+
+_CODES = (
+    # Reading files
+    Code(
+        "BP001",
+        "A file cannot be read",
+        "The path names nothing, a folder, a file without permission, or bytes that are not UTF-8 text.",
+        "shipway validate my_model.yaml",
+    ),
+    Code(
+        "BP002",
+        "Not valid YAML",
+        "The text breaks YAML's grammar. Tabs never indent; a key needs `: ` with a space; brackets and "
+        "quotes must close. Tags such as `!!python/...` and recursive aliases are refused. Scalars follow "
+        "YAML 1.2: `yes` and `3:1` are text, `1e-4` is a number.",
+        "training:\n  seed: 1",
+    ),
+    Code("BP003", "An empty file", "A blueprint or a config needs at least one key.", "name: mine"),
+    Code(
+        "BP004",
+        "A key is written twice",
+        "YAML would silently keep the last of two equal keys in one mapping, so a value would be lost.",
+    ),
+    # Composition
+    Code(
+        "BP010",
+        "A defaults list is malformed",
+        "`defaults` is a list; each entry chooses a config of a group, names a config beside this file, or "
+        "is `_self_`, which says where this file's own values are laid in.",
+        "defaults:\n  - model: tiny\n  - training: tiny\n  - cluster: cpu_2\n  - _self_",
+    ),
+    Code(
+        "BP011",
+        "No config of that name",
+        "Groups are folders (model/, training/, cluster/, device/). They are looked for beside the "
+        "blueprint, in --config-dir, and among those that come with Shipway, in this order.",
+        "shipway plan k3 cluster=h800_256x8",
+    ),
+    Code(
+        "BP012",
+        "A mapping was expected",
+        "The file holds a list or a single value where keys and values must stand.",
+        "name: mine\nmodel: {width: 128}",
+    ),
+    Code(
+        "BP013",
+        "A cycle in defaults",
+        "A config reaches itself through defaults lists, so there is no order to merge them in.",
+    ),
+    Code("BP014", "No such config folder", "--config-dir must name a folder that exists."),
+    Code(
+        "BP015",
+        "No such blueprint",
+        "A name without `/` and without `.yaml` is looked for in --config-dir and among the blueprints "
+        "that come with Shipway; anything else is taken as the path of a file.",
+        "shipway plan tiny\nshipway plan ./mine.yaml",
+    ),
+    Code(
+        "BP016",
+        "Hydra cannot compose this",
+        "The defaults lists and group choices do not go together. A mapping in one file and a list in "
+        "another at the same key cannot be laid over each other; use an override, or give the key one form.",
+    ),
+    Code(
+        "BP020",
+        "A malformed interpolation",
+        "`${...}` refers to another value by its dotted path, or calls a resolver as `${name:argument}`. "
+        "Both braces must close. Write `\\${` for a literal dollar and brace.",
+        "peak: ${training.peak_rate}",
+    ),
+    Code(
+        "BP021",
+        "An interpolation that cannot be resolved",
+        "It names a key that does not exist, leads back to itself, or calls a resolver that fails. Paths "
+        "start at the blueprint's root; `${.x}` is a sibling, `${..x}` one level up.",
+    ),
+    Code("BP022", "A value that you must give", "`???` marks a value without a default."),
+    Code(
+        "BP030",
+        "An override cannot be read",
+        "Overrides follow Hydra's grammar: key=value, group=config, +key=value, ~key. Values with special "
+        "characters need quotes, for Hydra and for the shell.",
+        "shipway plan k3 cluster=h800_256x8 training.micro_batch=2",
+    ),
+    Code(
+        "BP031",
+        "An override that a plan cannot take",
+        "Sweeps (a=1,2) and Hydra's own settings have no meaning here; a plan is one choice of everything.",
+    ),
+    Code(
+        "BP032",
+        "An override of a place that does not exist",
+        "List entries are counted from zero and must exist; below a single value nothing can be set.",
+        "training.stages.0.context=16K",
+    ),
+    # Types and keys
+    Code(
+        "BP100",
+        "A value of the wrong type",
+        "Types are strict: a number in quotes is text. Quantities take units: 8K, 64Ki, 2.8T, 141GB, "
+        "400Gb/s, 3:1, 30min, 1%.",
+    ),
+    Code("BP101", "An unknown key", "A key that no part of the blueprint's language knows is never ignored."),
+    Code("BP102", "A missing value", "This key has no default; `shipway explain FIELD` says what it means."),
+    Code("BP103", "Not one of the legal values", "The value must be one of a fixed set."),
+    Code("BP104", "Out of bounds", "The number is too small, too large, or not finite."),
+    Code(
+        "BP105",
+        "Which kind?",
+        "This section comes in several kinds; the key `kind` chooses, and decides which other keys there are.",
+        "optimizer:\n  kind: muon",
+    ),
+    Code("BP106", "A malformed text", "The text does not have the form that is needed here."),
+    Code("BP107", "Too few or too many entries", "The list or the mapping has the wrong number of entries."),
+    # The model
+    Code(
+        "BP200",
+        "A kind without its dimensions",
+        "The mix names a kind of layer, so the section with that kind's dimensions must be there.",
+        "attention:\n  mix: {pattern: [delta]}\n  delta: {heads: 4}",
+    ),
+    Code(
+        "BP201",
+        "The mix does not fill the layers",
+        "`head`, then `pattern` a whole number of times, then `tail` must come to exactly `layers`; a list "
+        "must have one entry for each layer.",
+        "layers: 9\nattention:\n  mix:\n    pattern: [delta, delta, delta, latent]\n    tail: [latent]",
+    ),
+    Code(
+        "BP202",
+        "Dimensions that no layer uses",
+        "A section gives dimensions of a kind that is not in the mix.",
+    ),
+    Code(
+        "BP203",
+        "Heads do not divide",
+        "Query heads share key-value heads in equal groups; value heads are a multiple of query heads.",
+    ),
+    Code(
+        "BP204",
+        "More active experts than there are",
+        "A token passes `active` of `routed` experts; quantile balancing also needs the next best score, "
+        "so there `active` must be smaller than `routed`.",
+    ),
+    Code(
+        "BP205",
+        "Expert groups do not fit",
+        "Group-limited routing cuts the routed experts into equal groups and takes a token's experts from "
+        "`active_groups` of them.",
+    ),
+    Code(
+        "BP206",
+        "The decay leaves the number range",
+        "Within a tile of 16 tokens the chunkwise algorithm forms exp(-G) of the cumulative log-decay G. "
+        "With |minimum| x 16 at most ln(3.39e38) = 88.7 that stays finite in bf16 and fp32; beyond, it "
+        "overflows to infinity. -5 is the lowest whole number that holds (80).",
+        "decay: {kind: bounded, minimum: -5.0}",
+    ),
+    Code(
+        "BP207",
+        "Unbounded decay",
+        "g = -exp(A) softplus(z) has no lower bound, so the diagonal tiles need a slower pairwise path. It "
+        "is right for models that were published so; for a new one take `kind: bounded`.",
+    ),
+    Code("BP208", "Rotary width must be even", "Rotary embedding turns channels in pairs."),
+    Code(
+        "BP209", "A setting without effect", "The setting belongs to something that this model does not have."
+    ),
+    # The training programme
+    Code(
+        "BP300",
+        "The batch is not a whole number of sequences",
+        "`global_batch` counts the tokens of one optimizer step, so it must be a multiple of `context`.",
+        "context: 8K\nglobal_batch: 512Ki  # 64 sequences",
+    ),
+    Code("BP301", "Two stages of one name", "A stage's name is the name of its folder in a run."),
+    Code("BP302", "An unknown data source", "A stage's `mix` weighs sources that `data.sources` defines."),
+    Code("BP303", "A mix without weight", "At least one source must have a weight above zero."),
+    Code(
+        "BP304",
+        "The tokenizer is larger than the vocabulary",
+        "Each token needs a row of the embedding. The bytes tokenizer has 259 tokens: 256 bytes, begin, "
+        "end and padding.",
+    ),
+    Code("BP305", "A file that does not exist", "Paths are relative to the blueprint's folder."),
+    Code(
+        "BP306",
+        "Warm-up and decay overlap",
+        "A warmup-stable-decay schedule's warm-up and decay are shares of the same steps, together at most 1.",
+    ),
+    Code("BP307", "The rate ends above its peak", "`final` must not exceed `peak`."),
+    Code(
+        "BP308",
+        "Fewer tokens than one step",
+        "The stage would do a single optimizer step on more tokens than it asks for.",
+    ),
+    Code(
+        "BP309",
+        "A stage of kind rl",
+        "Shipway plans and runs pre-training stages. Reinforcement learning needs rollouts, a reward and a "
+        "reference policy, which this version does not run, so it refuses rather than ignore it.",
+    ),
+    # Cluster and layout
+    Code(
+        "BP400",
+        "Several nodes and no network",
+        "A cluster of more than one node needs its scale-out network: without it communication has no speed.",
+        "network:\n  nics_per_node: 8\n  nic_bandwidth: 400Gb/s",
+    ),
+    Code(
+        "BP401",
+        "The link domain does not fit",
+        "Devices joined by scale-up links come in whole nodes.",
+    ),
+    Code(
+        "BP402",
+        "A pinned degree does not divide",
+        "A parallel degree must divide what it cuts. What is not pinned is searched.",
+        "layout: {tensor_parallel: 2}",
+    ),
+    Code(
+        "BP403",
+        "The layout needs more devices than there are",
+        "pipeline x data x context x tensor parallel is the number of devices that a layout takes.",
+    ),
+    Code(
+        "BP404",
+        "The runtime cannot run this",
+        "A plan offers what the runtime runs and nothing else.",
+    ),
+    Code(
+        "BP405",
+        "Target and cluster disagree",
+        "The way jobs are started does not fit the cluster's size.",
+    ),
+    # Plans
+    Code(
+        "PL001",
+        "Nothing fits",
+        "No layout of this stage fits the devices' memory, or the pinned parts leave no legal layout.",
+    ),
+    Code(
+        "PL010",
+        "The plan is stale",
+        "The blueprint that this plan was made from has changed since, so the plan promises something else. "
+        "Make it anew.",
+        "shipway plan NAME --out plan.json",
+    ),
+    Code(
+        "PL011", "Not a plan", "The file is not a plan that this version can read, or it was edited by hand."
+    ),
+    # Environment
+    Code("EN001", "The environment lacks something", "`shipway doctor` lists what is there and what is not."),
+    Code("EN002", "Not written by Shipway", "The folder is no build folder, or a file in it was edited."),
+)
+
+
+def codes() -> dict[str, Code]:
+    """All codes."""
+    return {code.code: code for code in _CODES}
