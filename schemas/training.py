@@ -160,7 +160,7 @@ class FilesSource(Schema):
     text_field: str = "text"
     """Field that holds the text in .jsonl and .parquet."""
     documents: Literal["file", "line"] = "file"
-    """What one document of a .txt file is: the whole file, or a line."""
+    """What one document of a .txt file is: the whole file (in parts of about 4 MiB), or a line."""
 
 
 class PackedSource(Schema):

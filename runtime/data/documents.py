@@ -20,12 +20,17 @@ UNREADABLE = -1
 class Records(Protocol):
     """Texts that can be fetched in any order."""
 
-    count: int
-    """Records, readable or not."""
-    fingerprint: str
-    """Changes when the files behind the source change; not when they move."""
-    blocks: NDArray[np.int64] | None
-    """Sizes of the runs of records that are cheap to read together; None when any order costs the same."""
+    @property
+    def count(self) -> int:
+        """Records, readable or not."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the files behind the source change; not when they move."""
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """Sizes of the runs of records that are read together; None when any order costs the same."""
 
     def read(self, index: int) -> str:
         """Text of record `index`; raises CorruptRecord, located, when it cannot be had."""
@@ -44,11 +49,21 @@ class Scan:
 class Documents(Protocol):
     """Tokenised documents that can be fetched in any order, in part."""
 
-    count: int
-    fingerprint: str
-    blocks: NDArray[np.int64] | None
-    lookahead: int
-    """Documents worth scanning at once."""
+    @property
+    def count(self) -> int:
+        """As in `Records`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """As in `Records`."""
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """As in `Records`."""
+
+    @property
+    def lookahead(self) -> int:
+        """Documents worth scanning at once."""
 
     def scan(self, indices: NDArray[np.int64]) -> Scan:
         """Lengths and content hashes."""
@@ -81,7 +96,7 @@ class TokenizedRecords:
         self._problems: dict[int, str] = {}
 
     def scan(self, indices: NDArray[np.int64]) -> Scan:
-        """Read and tokenise; the tokens are kept until two scans later."""
+        """Read and tokenise; the tokens are kept until the next scan."""
         texts: dict[int, str] = {}
         for index in indices.tolist():
             try:
@@ -107,7 +122,7 @@ class TokenizedRecords:
     def _keep(self, index: int, tokens: Tokens) -> None:
         self._cache[index] = np.concatenate([tokens, self._end]) if len(tokens) else tokens
         self._cache.move_to_end(index)
-        while len(self._cache) > 2 * self.lookahead:
+        while len(self._cache) > self.lookahead:
             self._cache.popitem(last=False)
 
 

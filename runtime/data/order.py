@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from shipway.runtime.data.permutation import derive_key, permute
 
-_BLOCKS_MIXED = 4
+BLOCKS_MIXED = 4
 
 
 class Order:
@@ -48,7 +48,7 @@ class Order:
             blocks = len(self._starts) - 1
             key = derive_key(self._seed, self._name, epoch, "blocks")
             shuffled = permute(np.arange(blocks, dtype=np.int64), blocks, key)
-            groups = [shuffled[i : i + _BLOCKS_MIXED] for i in range(0, blocks, _BLOCKS_MIXED)]
+            groups = [shuffled[i : i + BLOCKS_MIXED] for i in range(0, blocks, BLOCKS_MIXED)]
             sizes = np.diff(self._starts)
             starts = np.concatenate([[0], np.cumsum([sizes[g].sum() for g in groups])]).astype(np.int64)
             self._groups_of_epoch = (epoch, groups, starts)
@@ -63,4 +63,5 @@ class Order:
         key = derive_key(self._seed, self._name, epoch, "group", group)
         within = permute(np.arange(offset, offset + count, dtype=np.int64), int(ends[-1]), key)
         block = np.searchsorted(ends, within, side="right")
-        return self._starts[blocks[block]] + within - (ends - sizes)[block]
+        documents: NDArray[np.int64] = self._starts[blocks[block]] + within - (ends - sizes)[block]
+        return documents

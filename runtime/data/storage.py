@@ -21,6 +21,8 @@ class File:
     name: str
     """Path relative to the source's root: what fingerprints and messages speak of."""
     size_bytes: int
+    version: str = ""
+    """Modification time or entity tag: changes with the content, and when the file moves."""
 
 
 class Storage(Protocol):
@@ -46,7 +48,7 @@ class LocalStorage:
         """One walk over the tree."""
         path = Path(root)
         if path.is_file():
-            return [File(str(path), path.name, path.stat().st_size)]
+            return [_local_file(str(path), path.name)]
         if not path.is_dir():
             raise DataError(f"{root} does not exist")
         found = []
@@ -56,7 +58,7 @@ class LocalStorage:
                 if not _is_hidden(name):
                     file = os.path.join(folder, name)
                     relative = os.path.relpath(file, path).replace(os.sep, "/")
-                    found.append(File(file, relative, os.stat(file).st_size))
+                    found.append(_local_file(file, relative))
         return sorted(found, key=lambda file: file.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -84,7 +86,10 @@ class RemoteStorage:
         found = self._filesystem.find(inside, detail=True)
         if not found:
             raise DataError(f"{root} does not exist, or holds nothing that can be listed")
-        files = [File(path, _relative(path, inside), int(info["size"])) for path, info in found.items()]
+        files = [
+            File(path, _relative(path, inside), int(info["size"]), str(info.get("ETag") or info.get("mtime")))
+            for path, info in found.items()
+        ]
         return sorted((f for f in files if not _is_left_out(f.name, skip)), key=lambda file: file.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -125,6 +130,11 @@ def fingerprint(files: Iterable[File], *options: object) -> str:
 def _relative(path: str, root: str) -> str:
     inside = path[len(root) :].lstrip("/") if path.startswith(root) else path
     return inside or path.rsplit("/", 1)[-1]
+
+
+def _local_file(path: str, name: str) -> File:
+    status = os.stat(path)
+    return File(path, name, status.st_size, str(status.st_mtime_ns))
 
 
 def _is_left_out(name: str, skip: frozenset[str]) -> bool:
