@@ -60,7 +60,7 @@ class HuggingFaceFile:
 
     def __init__(self, path: Path, end_of_document: str | None) -> None:
         self._tokenizer = _read_tokenizer(path)
-        self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.end = _end_token(self._tokenizer, path, end_of_document)
         # Padding never reaches the loss, so a file without a padding token may reuse the end token.
         padding = self._tokenizer.token_to_id("<pad>")
