@@ -1,0 +1,128 @@
+"""The application: finds commands, and turns every way of ending into an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import Abort, TyperException
+
+from shipway.compiler.cli import commands, exit_codes
+
+ORDER = ("init", "validate", "plan", "show", "build", "launch", "explain", "schema", "doctor")
+"""Commands in the order that a newcomer meets them; the others follow alphabetically."""
+
+
+class CommandFolder(TyperGroup):
+    """The commands in `commands/`, imported when named, so that help comes fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands."""
+        names = {m.name.rstrip("_").replace("_", "-") for m in pkgutil.iter_modules(commands.__path__)}
+        first = [name for name in ORDER if name in names]
+        return first + sorted(names - set(first))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None when there is no such."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module_name = cmd_name.replace("-", "_")
+        found = {m.name for m in pkgutil.iter_modules(commands.__path__)}
+        if module_name not in found:
+            module_name += "_"
+        module = importlib.import_module(f"{commands.__name__}.{module_name}")
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command(cmd_name, no_args_is_help=getattr(module, "NO_ARGUMENTS_IS_HELP", False))(module.command)
+        return typer.main.get_command(single)
+
+
+def application() -> typer.Typer:
+    """The whole application."""
+    app = typer.Typer(
+        name="shipway",
+        cls=CommandFolder,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        help="Plan, build and launch the training of very large models from one blueprint.",
+        epilog="Exit status: 0 done, 2 usage or invalid blueprint, 3 nothing fits, 4 environment, 5 stale plan.",
+    )
+
+    @app.callback()
+    def shared(
+        version: bool = typer.Option(
+            False, "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
+        ),
+    ) -> None:
+        del version
+
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from shipway.compiler.version import version
+
+        print(version())
+        raise typer.Exit(exit_codes.OK)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit status."""
+    command = typer.main.get_command(application())
+    try:
+        status = command.main(list(arguments), prog_name="shipway", standalone_mode=False)
+        sys.stdout.flush()
+    except TyperException as error:
+        return _usage(error, arguments)
+    except (Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`| head`); what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.OK
+    except Exception as error:
+        return _internal(error, arguments)
+    return status if isinstance(status, int) else exit_codes.OK
+
+
+def _usage(error: TyperException, arguments: Sequence[str]) -> int:
+    message = error.format_message() or "a command is needed"
+    if "--json" in arguments:
+        diagnostic = {"code": "CL001", "severity": "error", "summary": message}
+        print(json.dumps({"diagnostics": [diagnostic]}, indent=2))
+        return exit_codes.INVALID
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "shipway"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return exit_codes.INVALID
+    print(f"error[CL001]: {message}", file=sys.stderr)
+    print(f" = help: {path} --help", file=sys.stderr)
+    return exit_codes.INVALID
+
+
+def _internal(error: Exception, arguments: Sequence[str]) -> int:
+    if os.environ.get("SHIPWAY_TRACEBACK") == "1":
+        raise error
+    from shipway.compiler.version import version
+
+    summary = f"{type(error).__name__}: {error}".splitlines()[0]
+    text = (
+        f"internal error in shipway {version()}: {summary}. Please report it with the command and "
+        "the blueprint; SHIPWAY_TRACEBACK=1 shows the traceback."
+    )
+    if "--json" in arguments:
+        diagnostic = {"code": "IN001", "severity": "error", "summary": text}
+        print(json.dumps({"diagnostics": [diagnostic]}, indent=2))
+    else:
+        print(text, file=sys.stderr)
+    return exit_codes.INTERNAL

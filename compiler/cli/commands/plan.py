@@ -1,0 +1,99 @@
+"""shipway plan"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shipway.compiler.cli.options import ConfigDir, Json, Name, Overrides, Quiet
+
+if TYPE_CHECKING:
+    from shipway.compiler.cli.output import Output
+    from shipway.schemas.plan import Plan
+
+
+def command(
+    name: Name,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan to a file.", show_default=False)
+    ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", metavar="OLD", help="Show what changed since an older plan.", show_default=False),
+    ] = None,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="With --diff: leave with status 6 when something changed.")
+    ] = False,
+    dump_after: Annotated[
+        str | None,
+        typer.Option("--dump-after", metavar="PASS", help="Print what a pass has made.", show_default=False),
+    ] = None,
+    config_dir: ConfigDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plan a blueprint: parameters, layout, memory, time and cost of every stage."""
+    from shipway.compiler.cli.output import Output
+    from shipway.compiler.cli.planning import load_plan, plan_blueprint, read_blueprint
+    from shipway.schemas.plan import canonical_json
+
+    output = Output(as_json=json, quiet=quiet)
+    old = load_plan(str(diff), output) if diff is not None else None
+    if dump_after is not None:
+        _dump(name, overrides, config_dir, dump_after, output)
+        return
+    read = read_blueprint(name, overrides, config_dir, output)
+    plan = plan_blueprint(read, output)
+    if out is not None:
+        output.write(out, canonical_json(plan))
+        output.note(f"plan written to {out}")
+    if not json:
+        output.warn(read.warnings)
+    if old is not None:
+        changed = _show_difference(old, plan, output)
+        if changed and exit_code:
+            from shipway.compiler.cli.exit_codes import DIFFERENT
+
+            raise typer.Exit(DIFFERENT)
+        return
+    output.data(canonical_json(plan))
+    if not json and not quiet:
+        from shipway.compiler.render.plan import render_plan
+
+        output.show(render_plan(plan))
+
+
+def _dump(name: str, overrides: list[str] | None, config_dir: Path | None, wanted: str, output: Output) -> None:
+    from shipway.compiler.dump import PASSES, dump
+    from shipway.compiler.suggest import did_you_mean, ordered
+    from shipway.schemas.diagnostics import Diagnostic
+
+    if wanted not in PASSES:
+        diagnostic = Diagnostic(
+            code="CL002",
+            summary=f"there is no pass named `{wanted}`",
+            legal=ordered(wanted, PASSES),
+            help=did_you_mean(wanted, PASSES) or "Passes in order: " + ", ".join(PASSES),
+        )
+        output.fail([diagnostic])
+    output.text(dump(wanted, name, tuple(overrides or ()), config_dir, output))
+
+
+def _show_difference(old: Plan, new: Plan, output: Output) -> bool:
+    from rich.text import Text
+
+    from shipway.compiler.plan_diff import plan_differences
+
+    changes = plan_differences(old, new)
+    output.data({"changes": [change.data() for change in changes]})
+    styles = {"+": "green", "~": "yellow", "-": "red"}
+    for change in changes:
+        output.show(Text(change.words(), style=styles[change.sign]))
+    counts = {sign: sum(change.sign == sign for change in changes) for sign in "+~-"}
+    output.show(
+        f"{counts['+']} added, {counts['~']} changed, {counts['-']} removed" if changes else "No difference."
+    )
+    return bool(changes)

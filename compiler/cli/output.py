@@ -1,0 +1,97 @@
+"""What commands print: data on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from shipway.compiler.cli import exit_codes
+from shipway.schemas.diagnostics import Diagnostic, Location
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PLAIN_WIDTH = 120
+"""Columns where output is no terminal: a log or a pipe should not depend on a window."""
+
+
+class Output:
+    """The two streams of one command."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+
+    @property
+    def console(self) -> Console:
+        """Standard output, for people; rich heeds NO_COLOR and whether it is a terminal."""
+        return _console(stderr=False)
+
+    @property
+    def log(self) -> Console:
+        """Standard error."""
+        return _console(stderr=True)
+
+    def show(self, *parts: RenderableType) -> None:
+        """Print for a person, unless JSON or silence is asked for."""
+        if not self.as_json and not self.quiet:
+            for part in parts:
+                self.console.print(part)
+
+    def text(self, text: str) -> None:
+        """Print text that is the command's result, as it is."""
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+    def data(self, value: Any) -> None:
+        """Print data when JSON is asked for."""
+        if self.as_json:
+            self.text(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+
+    def note(self, text: str) -> None:
+        """Say what is going on, on standard error."""
+        if not self.quiet:
+            self.log.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Print warnings on standard error."""
+        from shipway.compiler.diagnostics import show
+
+        if diagnostics and not self.quiet:
+            show(diagnostics, self.log)
+
+    def fail(self, diagnostics: Sequence[Diagnostic], status: int = exit_codes.INVALID) -> NoReturn:
+        """Print what is wrong and leave with `status`."""
+        from shipway.compiler.diagnostics import show, to_json
+
+        if self.as_json:
+            self.text(to_json(diagnostics))
+        else:
+            shown = [d for d in diagnostics if d.severity == "error"] if self.quiet else diagnostics
+            show(shown, self.log)
+        raise typer.Exit(status)
+
+    def refuse(self, code: str, summary: str, status: int, *, file: str = "", help_text: str = "") -> NoReturn:
+        """Leave with one diagnostic."""
+        where = Location(file=file) if file else None
+        self.fail([Diagnostic(code=code, summary=summary, where=where, help=help_text)], status)
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a file, or leave with a diagnostic where that is not possible."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            reason = (error.strerror or "error").lower()
+            self.refuse("EN003", f"{path} cannot be written: {reason}", exit_codes.ENVIRONMENT)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)

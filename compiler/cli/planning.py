@@ -1,0 +1,151 @@
+"""What `plan`, `show`, `build` and `launch` share: from a blueprint or a plan file to a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shipway.compiler.cli import exit_codes
+from shipway.compiler.cli.output import Output
+from shipway.compiler.compose import Composed, compose
+from shipway.compiler.diagnostics import has_errors
+from shipway.compiler.validate import validate
+from shipway.schemas.blueprint import Blueprint
+from shipway.schemas.diagnostics import Diagnostic, Location
+from shipway.schemas.plan import Plan, content_hash
+
+CONFIG_DIR = "--config-dir="
+
+
+@dataclass(frozen=True)
+class Read:
+    """A valid blueprint with how it was asked for."""
+
+    blueprint: Blueprint
+    composed: Composed
+    origin: tuple[str, ...]
+    warnings: list[Diagnostic]
+
+
+def read_blueprint(
+    name: str, overrides: Sequence[str] | None, config_dir: Path | None, output: Output
+) -> Read:
+    """Compose and validate, or leave with all mistakes."""
+    composed = compose(name, tuple(overrides or ()), config_dir)
+    blueprint, diagnostics = validate(composed)
+    if blueprint is None:
+        output.fail(diagnostics)
+    extra = (f"{CONFIG_DIR}{config_dir}",) if config_dir is not None else ()
+    return Read(blueprint, composed, (*composed.origin, *extra), diagnostics)
+
+
+def plan_blueprint(read: Read, output: Output) -> Plan:
+    """Plan, or leave with why nothing fits."""
+    from shipway.compiler.pipeline import make_plan
+
+    made = make_plan(read.blueprint, read.origin)
+    if isinstance(made, Plan):
+        return made
+    output.fail([*_placed(made, read), *read.warnings], exit_codes.NOTHING_FITS)
+
+
+def _placed(diagnostics: Sequence[Diagnostic], read: Read) -> list[Diagnostic]:
+    """Give the planner's diagnostics the place of the field that they are about."""
+    from shipway.compiler.provenance import parse_path
+
+    return [
+        d
+        if d.where is not None or not d.field
+        else d.model_copy(update={"where": read.composed.provenance.location(parse_path(d.field))})
+        for d in diagnostics
+    ]
+
+
+def is_plan_file(name: str) -> bool:
+    """Whether an argument names a plan file or a build folder, rather than a blueprint."""
+    path = Path(name)
+    return path.is_file() and path.suffix == ".json" or (path / "plan.json").is_file()
+
+
+def load_plan(name: str, output: Output) -> Plan:
+    """The plan in a file or a build folder, or leave with what is wrong with it."""
+    path = Path(name)
+    path = path / "plan.json" if path.is_dir() else path
+    help_text = "Make it anew with `shipway plan NAME --out FILE`."
+    try:
+        text = path.read_text(encoding="utf-8")
+        plan = Plan.model_validate_json(text)
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        output.refuse("PL011", f"{path} cannot be read: {reason}", exit_codes.INVALID, help_text=help_text)
+    except (ValidationError, UnicodeDecodeError) as error:
+        output.refuse("PL011", _not_a_plan(path, error), exit_codes.INVALID, file=str(path), help_text=help_text)
+    if plan.hash != plan.sealed().hash:
+        summary = "the plan does not match its own hash: it was edited or cut"
+        output.refuse("PL011", summary, exit_codes.INVALID, file=str(path), help_text=help_text)
+    return plan
+
+
+def _not_a_plan(path: Path, error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        detail = f"{place}: {first['msg']}" if place else first["msg"]
+        return f"{path.name} is no plan of this version ({detail[:1].lower() + detail[1:]})"
+    return f"{path.name} is no plan"
+
+
+def refuse_stale(plan: Plan, output: Output) -> None:
+    """Leave with status 5 when the blueprint has changed since the plan was made."""
+    if not plan.origin:
+        output.note("The plan does not say which blueprint it was made from, so nothing checks that it is current.")
+        return
+    name, *rest = plan.origin
+    folders = [Path(text.removeprefix(CONFIG_DIR)) for text in rest if text.startswith(CONFIG_DIR)]
+    overrides = [text for text in rest if not text.startswith(CONFIG_DIR)]
+    composed = compose(name, overrides, folders[0] if folders else None)
+    if composed.path is None:
+        output.note(f"The blueprint {name} is not here, so nothing checks that the plan is current.")
+        return
+    blueprint, diagnostics = validate(composed)
+    command = "shipway plan " + " ".join(_quoted(plan.origin)) + " --out FILE"
+    if blueprint is None:
+        stale = _stale(f"the blueprint {name} is not valid any more", command, ())
+        output.fail([stale, *(d for d in diagnostics if d.severity == "error")], exit_codes.STALE)
+    if content_hash(blueprint) != plan.blueprint_hash:
+        changes = tuple(_changes(plan.blueprint, blueprint))
+        summary = f"the blueprint {name} has changed since this plan was made"
+        output.fail([_stale(summary, command, changes)], exit_codes.STALE)
+
+
+def _stale(summary: str, command: str, changes: tuple[str, ...]) -> Diagnostic:
+    return Diagnostic(
+        code="PL010",
+        summary=summary,
+        where=Location(file=command.split()[2]),
+        because=changes[:8],
+        help=f"Plan again: {command}",
+    )
+
+
+def _changes(old: Blueprint, new: Blueprint) -> list[str]:
+    from shipway.compiler.plan_diff import differences
+
+    found = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    return [change.words() for change in found]
+
+
+def _quoted(words: Sequence[str]) -> list[str]:
+    import shlex
+
+    return [shlex.quote(word) for word in words]
+
+
+def warnings_json(diagnostics: Sequence[Diagnostic]) -> list[object]:
+    """Warnings as data."""
+    assert not has_errors(diagnostics)
+    return [json.loads(d.model_dump_json()) for d in diagnostics]
