@@ -198,7 +198,8 @@ def shortest_pattern(kinds: Sequence[str]) -> tuple[int, int, int]:
     for head in range(len(kinds)):
         for pattern in range(1, len(kinds) - head + 1):
             repeats = _repeats(kinds[head:], pattern)
-            best = min(best, (len(kinds) - pattern * (repeats - 1), head, pattern, repeats))
+            if repeats > 1:
+                best = min(best, (len(kinds) - pattern * (repeats - 1), head, pattern, repeats))
     return best[1:]
 
 

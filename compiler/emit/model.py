@@ -168,10 +168,9 @@ def _rotary(prefix: str, position: Position) -> str:
     return f"{prefix}_THETA" if position.yarn is None else f"{prefix}_THETA, {prefix}_YARN"
 
 
-def _layers(model: Model, kinds: Kinds) -> dict[str, str]:
-    """How a layer is told which blocks it holds, and how it makes them."""
+def _layers(model: Model, kinds: Kinds) -> dict[str, Any]:
+    """How a layer is told which blocks it holds, and how it makes its attention."""
     attention = [ATTENTION_CLASSES[kind] + "()" for kind in kinds.attention]
-    feed_forward = {"dense": "GatedUnit(DENSE_WIDTH)", "experts": "MixtureOfExperts()"}
     parameters, arguments, last = [], [], []
     if len(attention) > 1:
         parameters.append("attention: str")
@@ -190,24 +189,15 @@ def _layers(model: Model, kinds: Kinds) -> dict[str, str]:
         "plain_layer_parameters": ", ".join(["self", *plain]),
         "layer_arguments": ", ".join(arguments),
         "last_layer_arguments": ", ".join(last),
-        "attention_made": _choice("attention", kinds.attention, attention),
-        "feed_forward_made": _choice(
-            "feed_forward", kinds.feed_forward, [feed_forward[kind] for kind in kinds.feed_forward]
-        ),
+        "attention_made": tuple(zip(kinds.attention, attention, strict=True)),
     }
 
 
 def _caches(kinds: Kinds) -> dict[str, str]:
-    """What generation keeps of each kind of layer."""
-    makers = ["DeltaCache()" if kind == "delta" else "Pool(self.pages)" for kind in kinds.attention]
-    types = dict.fromkeys("DeltaCache" if kind == "delta" else "Pool" for kind in kinds.attention)
-    made = makers[0] if len(types) == 1 else _choice("ATTENTION[i]", kinds.attention, makers)
-    return {"cache_type": " | ".join(types), "cache_made": made}
-
-
-def _choice(of: str, kinds: tuple[str, ...], made: list[str]) -> str:
-    """A Python expression that makes what the kind in `of` names: each kind but the last is asked for."""
-    expression = made[-1]
-    for kind, make in reversed(list(zip(kinds, made, strict=True))[:-1]):
-        expression = f'{make} if {of} == "{kind}" else {expression}'
-    return expression
+    """What generation keeps of each kind of layer: a state, or vectors of all tokens."""
+    if kinds.attention == ("delta",):
+        return {"cache_type": "DeltaCache", "cache_made": "DeltaCache()"}
+    if "delta" not in kinds.attention:
+        return {"cache_type": "Pool", "cache_made": "Pool(self.pages)"}
+    made = 'DeltaCache() if ATTENTION[i] == "delta" else Pool(self.pages)'
+    return {"cache_type": "DeltaCache | Pool", "cache_made": made}
