@@ -23,8 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from .documents import ChunkLayout, chunk_layout
 from .precision import compute_dtype, widen
+from .triangular import solve_unit_lower
 
 TILE = 16
+PAIRWISE_TILE = 4
+"""Tokens in a tile of the unbounded form, whose pairs are taken one by one."""
 LARGEST_EXPONENT = 88.7
 """ln of the largest finite bf16 or fp32: the most that |lower_bound| * TILE may be."""
 NORM_EPS = 1e-6
@@ -92,7 +95,7 @@ def plain_delta_rule(
 
 
 def chunk_length(chunk: int, tokens: int, lower_bound: float | None) -> int:
-    """The chunk really used: whole tiles, and no longer than the sequence needs.
+    """The chunk really used: a power of two, and no longer than the sequence needs.
 
     Raises ValueError when a tile of the bounded decay would overflow fp32.
     """
@@ -101,8 +104,8 @@ def chunk_length(chunk: int, tokens: int, lower_bound: float | None) -> int:
             f"a decay bounded by {lower_bound} overflows in a tile of {TILE} tokens:"
             f" at least {-LARGEST_EXPONENT / TILE:.2f} is needed, or None for the pairwise form"
         )
-    whole_tiles = -(-tokens // TILE) * TILE
-    return max(TILE, min(chunk // TILE * TILE, whole_tiles))
+    longest = 1 << (max(tokens, TILE) - 1).bit_length()
+    return min(1 << (max(chunk, TILE).bit_length() - 1), longest)
 
 
 class _Chunks(NamedTuple):
@@ -118,63 +121,62 @@ class _Chunks(NamedTuple):
 
 def _prepare(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, bounded: bool) -> _Chunks:
     """Everything within chunks: q, k, g [G, C, K], v [G, C, V], beta [G, C, 1]."""
-    q, k, g = (x.unflatten(1, (-1, TILE)) for x in (q, k, g))  # [G, tiles, TILE, K]
+    tile = TILE if bounded else PAIRWISE_TILE
+    both = torch.stack((q.unflatten(1, (-1, tile)), k.unflatten(1, (-1, tile))), dim=2)
+    k, g = both[:, :, 1], g.unflatten(1, (-1, tile))  # [G, tiles, tile, K]
     since = g.cumsum(2)  # from the tile's start, up to and with the token
     whole = since[:, :, -1]  # [G, tiles, K]
-    grown = since.exp()
-    rows = torch.cat((q * grown, k * grown), dim=2)  # [G, tiles, 2 TILE, K]
+    rows = (both * since.exp().unsqueeze(2)).flatten(2, 3)  # [G, tiles, 2 tile, K]: q, then k
     if bounded:
         columns = k * (-since).exp()
         within = rows @ columns.mT
         to_end = columns * whole.exp().unsqueeze(2)
     else:
-        within = checkpoint(_pairwise, q, k, g, use_reentrant=False)
-        to_end = k * (g.flip(2).cumsum(2).flip(2) - g).exp()
+        within = checkpoint(_pairwise, both, g, use_reentrant=False)
+        after = F.pad(g[:, :, 1:], (0, 0, 0, 1))  # a later token's decay: sums, never differences
+        to_end = k * after.flip(2).cumsum(2).flip(2).exp()
     products, keys = _across_tiles(rows, within, to_end, whole.exp())
 
-    before = (whole.cumsum(1) - whole).exp().unsqueeze(2)  # from the chunk's start to the tile's
-    queries, erasers = (rows * before).chunk(2, dim=2)
-    queries, erasers = queries.flatten(1, 2), erasers.flatten(1, 2)
-    attention, overlap = products.chunk(2, dim=2)
-    attention, overlap = attention.flatten(1, 2).tril(), overlap.flatten(1, 2)
-    # (I + tril(beta K K^T, -1))^{-1} beta [K, V]: only the strict lower triangle is read
-    solved = torch.linalg.solve_triangular(
-        beta * overlap, beta * torch.cat((erasers, v), -1), upper=False, unitriangular=True
-    )
+    before = F.pad(whole[:, :-1], (0, 0, 1, 0)).cumsum(1)  # from the chunk's start to the tile's
+    from_start = (rows * before.exp().unsqueeze(2)).unflatten(2, (2, tile))
+    queries, erasers = (x.flatten(1, 2) for x in from_start.unbind(2))
+    attention, overlap = (x.flatten(1, 2) for x in products.unflatten(2, (2, tile)).unbind(2))
+    # (I + tril(beta K K^T, -1))^{-1} beta [K, V]
+    solved = solve_unit_lower(beta * overlap, beta * torch.cat((erasers, v), dim=-1))
     erased, written = solved.split((k.shape[-1], v.shape[-1]), dim=-1)
-    return _Chunks(attention, queries, keys, erased, written, whole.sum(1).exp().unsqueeze(-1))
+    return _Chunks(attention.tril(), queries, keys, erased, written, whole.sum(1).exp().unsqueeze(-1))
 
 
 def _across_tiles(rows: Tensor, within: Tensor, to_end: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Products of every tile's rows with all tokens up to its end, [G, tiles, 2 TILE, C], and the keys
+    """Products of every tile's rows with all tokens up to its end, [G, tiles, 2 tile, C], and the keys
     decayed to the chunk's end, [G, C, K].
 
     `rows` are decayed from their tile's start, `to_end` are keys decayed to their tile's end, `within`
-    [G, tiles, 2 TILE, TILE] the products inside tiles, `decay` [G, tiles, K] that of whole tiles.
+    [G, tiles, 2 tile, tile] the products inside tiles, `decay` [G, tiles, K] that of whole tiles.
     """
-    tiles = rows.shape[1]
+    tiles, tile_length = within.shape[1], within.shape[3]
     lines, columns = [], to_end[:, 0]
     for tile in range(tiles):
         line = within[:, tile]
         if tile:
             line = torch.cat((rows[:, tile] @ columns.mT, line), dim=-1)
             columns = torch.cat((columns * decay[:, tile].unsqueeze(1), to_end[:, tile]), dim=1)
-        lines.append(F.pad(line, (0, (tiles - 1 - tile) * TILE)))
+        lines.append(F.pad(line, (0, (tiles - 1 - tile) * tile_length)))
     return torch.stack(lines, dim=1), columns
 
 
-def _pairwise(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
+def _pairwise(both: Tensor, g: Tensor) -> Tensor:
     """Products inside tiles from the log-decay of each pair of tokens: exact whatever the decay.
 
-    The decay from j to i is summed from the tokens between them, never a difference of large sums.
+    `both` [G, tiles, 2, tile, K] holds q and k. The decay from j to i is summed from the tokens between
+    them, never a difference of large sums.
     """
-    index = torch.arange(TILE, device=g.device)
+    index = torch.arange(g.shape[2], device=g.device)
     later = (index[:, None] > index).unsqueeze(-1)  # [i, j, 1]
     between = torch.where(later, g.unsqueeze(3), 0).cumsum(2)  # [G, tiles, i, j, K]
     upward = (index[:, None] < index).unsqueeze(-1)
-    weighted = between.masked_fill(upward, -torch.inf).exp() * k.unsqueeze(2)
-    products = weighted @ torch.stack((q, k), dim=-1)  # [G, tiles, i, j, 2]
-    return torch.cat(products.unbind(-1), dim=2)
+    keys = between.masked_fill(upward, -torch.inf).exp() * both[:, :, 1].unsqueeze(2)
+    return (keys @ both.permute(0, 1, 3, 4, 2)).permute(0, 1, 4, 2, 3).flatten(2, 3)
 
 
 def _scan(chunks: _Chunks, layout: ChunkLayout, heads: int, initial: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import plain_softmax_attention
 from .convolution import plain_short_convolution
 from .delta import plain_delta_rule, plain_delta_step
 from .dispatch import is_plain
+from .precision import compute_dtype
 from .residual import plain_attention_residual
 
 
@@ -57,6 +60,49 @@ def delta_rule(
         if cuda.serves_delta_rule(q.shape[-1], chunk, lower_bound):
             return cuda.delta_rule(q, k, v, g, beta, a_log, dt_bias, **options)
     return plain_delta_rule(q, k, v, g, beta, a_log, dt_bias, **options)
+
+
+def delta_segment(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    *,
+    lower_bound: float | None,
+    chunk: int,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A segment as an affine map of its initial state: S_out = transition @ S_in + written.
+
+    Returns the transition [N, HV, K, K] and what the segment writes by itself [N, HV, K, V], fp32: what
+    context-parallel ranks exchange (Kimi K3, arXiv 2607.24653, 5.1.2). Both come from one run of the rule
+    on [v, 0] from the state [0, I], for the rule is linear in values and state together.
+    """
+    batch, tokens, value_heads, value_width = v.shape
+    width = k.shape[-1]
+    documents = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    values = torch.cat((v, v.new_zeros(batch, tokens, value_heads, width)), dim=-1)
+    identity = torch.eye(width, dtype=compute_dtype(v.dtype), device=v.device)
+    initial = F.pad(identity, (value_width, 0)).expand(documents, value_heads, -1, -1)
+    _, final = delta_rule(
+        k,
+        k,
+        values,
+        g,
+        beta,
+        a_log,
+        dt_bias,
+        lower_bound=lower_bound,
+        chunk=chunk,
+        cu_seqlens=cu_seqlens,
+        initial_state=initial.contiguous(),
+        output_final_state=True,
+    )
+    assert final is not None
+    written, transition = final.split((value_width, width), dim=-1)
+    return transition, written
 
 
 def delta_step(
