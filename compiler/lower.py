@@ -58,8 +58,8 @@ class Part:
     their attention residuals read share a name but not an object."""
     operators: tuple[Placed, ...]
     states: int = 0
-    """Hidden states that recomputing the whole part must keep: its own input (1 for a layer; 2 when
-    every sublayer's output stays a source of later layers)."""
+    """Hidden states that a recomputed part keeps: its own input (1 for a layer; 2 when every sublayer's
+    output stays a source of later layers). 0 for what is never recomputed: all but the layers."""
     width: int = 0
     """Width of those states."""
 
@@ -77,19 +77,21 @@ class Part:
 
     def recomputed(self, shard: Shard, recompute: Recompute) -> tuple[Kernel, ...]:
         """Forward work that backward repeats."""
-        return tuple(chain.from_iterable(p.operator.recomputed(shard, recompute) for p in self.operators))
+        policy = recompute if self.states else "none"
+        return tuple(chain.from_iterable(p.operator.recomputed(shard, policy) for p in self.operators))
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         """Tensors kept for backward, names prefixed by their operator's path."""
+        policy = recompute if self.states else "none"
         kept = tuple(
             Saved(f"{placed.path}: {tensor.name}" if placed.path else tensor.name, tensor.bytes)
             for placed in self.operators
-            for tensor in placed.operator.saved(shard, recompute)
+            for tensor in placed.operator.saved(shard, policy)
         )
-        if recompute == "full" and self.states:
-            size = shard.local_tokens * self.width * shard.element_bytes
-            return (Saved("input", self.states * size), *kept)
-        return kept
+        if policy == "none":
+            return kept
+        size = shard.local_tokens * self.width * shard.element_bytes
+        return (Saved("input", self.states * size), *kept)
 
     def saved_bytes(self, shard: Shard, recompute: Recompute) -> Number:
         """Sum of `saved`."""
@@ -281,5 +283,5 @@ def _prediction(model: Model, head: LossHead) -> tuple[Part, ...]:
         Placed("norm", Norm(model.width)),
         Placed("", shared),
     )
-    part = Part("multi-token prediction", operators, 1, model.width)
+    part = Part("multi-token prediction", operators)
     return (part,) * model.multi_token_prediction.depth

@@ -18,11 +18,14 @@ from shipway.compiler.operators.base import (
 )
 from shipway.compiler.operators.linear import gemm
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
+from shipway.compiler.operators.rotary import rotary_saved
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Vision as VisionSchema
 
 CHANNELS = 3
 """Colours of a pixel."""
+INDEX_BYTES = 8
+"""Indices are int64."""
 
 
 def _vision_weight(name: str, *shape: int) -> Parameter:
@@ -108,16 +111,22 @@ class VisionTower(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        """plain: documents are gathered by length, so the core's output and the one in order both live."""
         dims, patches = self.dims, shard.patches
         element = patches * shard.element_bytes
-        pixels = Saved("pixels", element * self.pixels)
-        if recompute != "none":
-            return (pixels, Saved("layer inputs", element * dims.width * dims.layers))
+        plain = shard.implementation == "plain"
         channels, inner = self.channels * element, dims.inner_width * element
         norm = sum(tensor.bytes for tensor in norm_saved("norm", patches, dims.width, shard))
-        attention = element * dims.width + 4 * channels + patches * dims.heads * 4
-        layer = 2 * norm + attention + element * dims.width + 2 * inner
-        return (pixels, Saved("encoder layers", layer * dims.layers), Saved("final norm", norm))
+        core = (5 if plain else 4) * channels + patches * dims.heads * 4
+        indices = 2 * patches * INDEX_BYTES if plain else 0
+        rotary = rotary_saved(2 * patches, dims.head_width).bytes
+        products = 2 * element * dims.width + 2 * inner
+        return (
+            Saved("pixels", element * self.pixels),
+            Saved("order of patches", patches * INDEX_BYTES),
+            Saved("encoder layers", (2 * norm + core + indices + rotary + products) * dims.layers),
+            Saved("final norm", norm),
+        )
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return 2 * shard.patches * self.dims.inner_width * shard.element_bytes

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_backward_flop, sdpa_flop
 
 
 class _Kept:
@@ -42,22 +45,44 @@ def saved_bytes(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) -> 
 
 
 class _Storages(TorchDispatchMode):
-    """Every storage that an operation has made, as long as somebody holds it."""
+    """Every storage that an operation has made, for as long as something holds it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: dict[int, Any] = {}
+        self.given: dict[int, StorageWeakRef] = {}  # a weak reference keeps an address from being reused
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for value in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(value, Tensor):
-                storage = value.untyped_storage()
-                self.made[storage._cdata] = (
-                    torch.multiprocessing.reductions.StorageWeakRef(storage),
-                    storage.nbytes(),
-                )
+        kwargs = kwargs or {}
+        for storage in _storages((args, kwargs)):
+            if storage._cdata not in self.made:
+                self.given.setdefault(storage._cdata, StorageWeakRef(storage))
+        result = function(*args, **kwargs)
+        for storage in _storages(result):
+            if storage._cdata not in self.given:
+                self.made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         return result
+
+    def alive_bytes(self) -> int:
+        """Bytes of the storages that are still held."""
+        return sum(size for reference, size in self.made.values() if not reference.expired())
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def held_bytes(forward: Callable[[], Tensor]) -> int:
+    """Bytes of the storages that `forward` has made and that are held after it.
+
+    Sees what recomputation keeps aside too, which saved-tensor hooks do not; the output counts.
+    """
+    with _Storages() as storages:
+        output = forward()
+        gc.collect()
+        held = storages.alive_bytes()
+    del output
+    return held
 
 
 def counted_flops(forward: Callable[[], Tensor]) -> tuple[int, int]:
@@ -74,7 +99,9 @@ def _counter() -> FlopCounterMode:
     aten = torch.ops.aten
     forward = aten._scaled_dot_product_flash_attention_for_cpu
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return FlopCounterMode(display=False, custom_mapping={forward: _forward_flops, backward: _backward_flops})
+    # torch's own formulas, for operators that its registry leaves out.
+    formulas = {forward: _forward_flops, backward: _backward_flops, aten.addmm_: addmm_flop}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 def _forward_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
