@@ -122,8 +122,8 @@ def _inspect(options: argparse.Namespace) -> None:
         print(
             f"{shard.name}: {header.tokens:,} tokens of {header.documents:,} documents"
             f" ({header.tokens / header.documents:,.0f} each), {header.dtype}, vocabulary"
-            f" {header.vocabulary:,}, tokenizer {header.tokenizer[:20]}, {header.corrupt} unreadable records left out,"
-            f" from {header.source}"
+            f" {header.vocabulary:,}, tokenizer {header.tokenizer[:20]}, {header.corrupt} unreadable records"
+            f" left out, from {header.source}"
         )
     if preview is not None:
         print(f"document {options.document}: {preview!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,18 @@ import torch
 from torch import Tensor
 
 from shipway.runtime.data.packing import IGNORED, Row, Sample, boundaries, row_hash
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a batch, in the order of their places in the tokens."""
+
+    patches: Tensor
+    """[P, 3 * patch * patch] fp32: of all images, each row by row, channels first within a patch."""
+    grids: Tensor
+    """[n, 2] int64: rows and columns of patches of each image."""
+    token: int
+    """Token that stands where an image's embeddings go."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,9 @@ class Batch:
     """Where each of the n documents came from."""
     token_hash: int = 0
     """Sum of the rows' hashes, as a signed 64-bit integer; sums over ranks may wrap."""
+    images: Images | None = None
+    image_index: Tensor | None = None
+    """[m] int64, under context parallel: which of the images' embeddings this rank's tokens stand for."""
 
     @property
     def valid_tokens(self) -> int:
@@ -33,20 +49,23 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """The same batch on a device."""
-        return replace(
-            self,
-            tokens=self.tokens.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-            cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking),
-        )
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from which copies to a GPU do not block."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        images = self.images
+        if images is not None:
+            images = replace(images, patches=change(images.patches), grids=change(images.grids))
         return replace(
             self,
-            tokens=self.tokens.pin_memory(),
-            labels=self.labels.pin_memory(),
-            cu_seqlens=self.cu_seqlens.pin_memory(),
+            tokens=change(self.tokens),
+            labels=change(self.labels),
+            cu_seqlens=change(self.cu_seqlens),
+            images=images,
+            image_index=None if self.image_index is None else change(self.image_index),
         )
 
 

@@ -7,6 +7,10 @@ class DataError(Exception):
     """The data cannot be used as asked; the message says where, why, and a way out."""
 
 
+class EmptySourceError(DataError):
+    """A source has no document on the side of the split that was asked for."""
+
+
 class CorruptRecord(Exception):  # noqa: N818 (a located finding that is counted, not a failure)
     """One record that cannot be read: counted and skipped, up to the stage's `corrupt_limit`."""
 

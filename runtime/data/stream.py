@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shipway.runtime.data.documents import UNREADABLE, Documents, Scan
-from shipway.runtime.data.errors import DataError
+from shipway.runtime.data.errors import DataError, EmptySourceError
 from shipway.runtime.data.order import Order
 from shipway.runtime.data.tokenizers import Tokens
 
@@ -115,6 +115,10 @@ class SourceStream:
         for _ in self._consume(count):
             pass
 
+    def rewind(self) -> None:
+        """Back to the beginning of the first epoch."""
+        self.cursor = Cursor()
+
     def state_dict(self) -> dict[str, Any]:
         """The cursor and what it refers to."""
         return {**asdict(self.cursor), "fingerprint": self.documents.fingerprint}
@@ -128,7 +132,6 @@ class SourceStream:
                 " changed data a source name of its own"
             )
         self.cursor = Cursor(**{key: value for key, value in state.items() if key != "fingerprint"})
-        self._window = None
 
     def _consume(self, count: int) -> Iterator[tuple[_Window, int, int]]:
         """Move the cursor over `count` tokens; yields each window with the range of its tokens passed."""
@@ -140,7 +143,7 @@ class SourceStream:
             stop = min(start + count, int(window.ends[-1]))
             fruitless = 0 if stop > start else fruitless + window.stop - self.cursor.position
             if fruitless > 2 * self.documents.count:
-                raise DataError(self._nothing_found())
+                raise EmptySourceError(self._nothing_found())
             yield window, start, stop
             count -= stop - start
             self._move(window, stop, more=count > 0)
