@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from shipway.compiler.evaluate import cells_of, evaluate, tables
+from shipway.compiler.evaluate import cells_of, evaluate, tables, time_breakdown
 from shipway.compiler.evaluate_parts import part_costs
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger import Chosen, ledger
@@ -69,14 +71,14 @@ def stage_plan(problem: Problem, found: Found) -> StagePlan:
     rate = problem.tokens_per_step / step
     peak = devices * problem.machine.peak_flops
     hours = stage.steps * step / 3600
-    bounds = chosen.group.bounds[0].tolist()
+    bounds = chosen.group.chunked.bounds[0].tolist()
     return StagePlan(
         name=stage.name,
         context_tokens=stage.context,
         tokens=stage.tokens,
         steps=stage.steps,
         sequences_per_step=space.sequences,
-        layout=chosen.candidate.layout(0, tuple(zip(bounds[:-1], bounds[1:], strict=True))),
+        layout=chosen.candidate.layout(0, tuple(pairwise(bounds))),
         devices_used=devices,
         memory=stage_memory(chosen),
         communication=ledger(chosen),
@@ -119,7 +121,7 @@ def time_items(chosen: Chosen) -> tuple[TimeItem, ...]:
     }
     items = [
         TimeItem(name=name, seconds=float(seconds[0]), note=notes.get(name, ""))
-        for name, seconds in chosen.group.time.items()
+        for name, seconds in time_breakdown(chosen.group).items()
         if seconds[0] > 1e-12
     ]
     return tuple(sorted(items, key=lambda item: (-item.seconds, item.name)))
@@ -170,10 +172,9 @@ def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
 
 def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
     """Runners-up of different kinds: the next best layouts, and faster ones that do not fit."""
-    evaluation = found.evaluation
     best = found.best
     assert best is not None
-    step, peak, upper = evaluation.step_seconds, evaluation.peak_bytes, evaluation.upper_bytes
+    step, peak, upper = found.step_seconds, found.peak_bytes, found.upper_bytes
     entries: list[Alternative] = []
     for index in found.order[1:RUNNERS_UP]:
         entries.append(_alternative(found, int(index), _why_worse(found, int(index))))
@@ -190,15 +191,14 @@ def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
 def _alternative(found: Found, index: int, reason: str) -> Alternative:
     return Alternative(
         layout=found.candidates.layout(index),
-        step_seconds=float(found.evaluation.step_seconds[index]),
-        peak_bytes=round(float(found.evaluation.peak_bytes[index])),
+        step_seconds=float(found.step_seconds[index]),
+        peak_bytes=round(float(found.peak_bytes[index])),
         reason=reason,
     )
 
 
 def _why_worse(found: Found, index: int) -> str:
-    evaluation, best = found.evaluation, found.best
-    ratio = float(evaluation.step_seconds[index] / evaluation.step_seconds[best])
+    ratio = float(found.step_seconds[index] / found.step_seconds[found.best])
     if ratio > 1.0005:
         return f"{100 * (ratio - 1):.1f} % slower"
     return "as fast, but needs more memory"

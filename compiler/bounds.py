@@ -1,7 +1,8 @@
 """Lower bounds of memory and time that need no cut of the model: what lets the search skip layouts soundly.
 
-Every bound holds for any way of dividing layers among pipeline ranks: the worst rank is at least the
-average one.
+A bound holds for every layout that shards states no more widely than the one it is asked about, and for
+the balanced cut: the worst rank is at least the average one; each rank has a layer; and each chunk but
+the first, which the cut fills up to the bottleneck, lacks less than one layer of it (see `cut`).
 """
 
 from __future__ import annotations
@@ -9,124 +10,146 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.evaluate import Tables, cells_of, outside_bytes
-from shipway.compiler.evaluate_states import Shardings, StateCosts, element_bytes, state_costs
+from shipway.compiler.evaluate import Tables, cells_of, groups_of, shardings_of, unique_rows
+from shipway.compiler.evaluate_states import Bytes, StateCosts, element_bytes, state_costs
+from shipway.compiler.fabric import path
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
-from shipway.compiler.workload import FIRST, LAST
+from shipway.compiler.workload import LAST
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def state_bytes(problem: Problem, candidates: Candidates, states: StateCosts, which: Ints) -> Floats:
-    """Least memory of the worst rank for parameters, gradients and optimizer alone, allocated."""
-    sizes = element_bytes(problem.blueprint.training)
-    totals = problem.work.totals.astype(float)
-
-    def average(per_row: Floats) -> Floats:
-        result: Floats = (totals @ per_row)[which] / candidates.pp
-        return result
-
-    shard = average(states.shard_numel)
-    kept = shard * sizes.master
-    kept = kept + (2 * average(states.adamw_numel) + average(states.muon_numel)) * sizes.moment
-    optimizer = kept + shard * sizes.master
-    active = problem.space.capability.active_stages_gathered / problem.space.capability.virtual_stages
-    piped = kept + average(states.whole_numel) * sizes.gradient + average(states.gathered_bytes) * active
-    alone = kept + states.gathered_bytes.max(axis=0)[which]
-    result: Floats = np.maximum(optimizer, np.where(candidates.pp > 1, piped, alone))
-    return result
-
-
-def activation_bytes(problem: Problem, candidates: Candidates, saved: Floats) -> Floats:
-    """Least kept activations of the worst rank: rank r holds min(pp - r, m) micro-batches, and every
-    rank has a layer. `saved` has shape [rows, layouts]."""
-    totals = problem.work.totals.astype(float)
-    pp, count = candidates.pp, candidates.micro_batches
-    once = totals @ saved / pp
-    lightest = saved[1:LAST].min(axis=0) if len(problem.work.rows) > 2 else 0.0
-    more = np.minimum((pp + 1) / 2, count) - 1
-    result: Floats = once + np.maximum(more, 0) * lightest
-    return result
-
-
-def peak_bytes(problem: Problem, allocated: Floats, candidates: Candidates) -> Floats:
-    """What a device must have at least for `allocated` bytes of tensors."""
-    outside = sum(outside_bytes(problem, candidates).values(), np.zeros(len(candidates)))
-    return allocated * problem.machine.efficiency.fragmentation + ALLOCATOR_SLACK_BYTES + outside
-
-
-def states_of(problem: Problem, candidates: Candidates) -> tuple[StateCosts, Ints]:
-    """Tables of states for meshes that have none yet."""
-    c = candidates
-    region = c.shard * c.cp * c.tp
-    rows, which = np.unique(
-        np.column_stack([c.tp, c.ep, c.shard * c.cp, region // c.ep]), axis=0, return_inverse=True
-    )
-    states = state_costs(problem.work, Shardings(*rows.T), problem.network, problem.blueprint.training)
-    return states, which.reshape(-1)
-
-
 def mesh_bytes(problem: Problem, candidates: Candidates) -> Floats:
     """Least peak memory of meshes: states alone, with the least activations once micro-batches are known."""
-    states, which = states_of(problem, candidates)
-    least = state_bytes(problem, candidates, states, which)
-    if candidates.micro_batch.any():
-        saved = least_saved(problem, candidates)
-        backward = kept_bytes(problem, candidates, states, which)
-        least = np.maximum(least, backward + activation_bytes(problem, candidates, saved))
-    return peak_bytes(problem, least, candidates)
-
-
-def least_saved(problem: Problem, candidates: Candidates) -> Floats:
-    """Kept bytes of each row and mesh under the policy that keeps least: [rows, layouts]."""
-    c = candidates
-    rows, which = np.unique(np.column_stack([c.micro_batch, c.cp, c.tp, c.ep]), axis=0, return_inverse=True)
-    shard = cells_of(problem, rows).shard(problem.machine.element_bytes, problem.fused)
-    pinned = problem.space.constraints.recompute
-    policies = [pinned] if pinned else list(problem.space.capability.recompute)
-    result = np.empty((len(problem.work.rows), len(rows)))
-    for index, row in enumerate(problem.work.rows):
-        names = policies if row.recomputable else ["none"]
-        kept = [sum((part.saved_bytes(shard, name) for part in row.parts), 0.0) for name in names]
-        result[index] = np.min(np.broadcast_arrays(*kept), axis=0) if len(kept) > 1 else kept[0]
-    return result[:, which.reshape(-1)]
-
-
-def kept_bytes(problem: Problem, candidates: Candidates, states: StateCosts, which: Ints) -> Floats:
-    """States of the average rank that are alive in backward, beside activations."""
+    shardings, which = shardings_of(candidates)
+    states = state_costs(problem.work, shardings, problem.network, problem.blueprint.training, seconds=False)
     sizes = element_bytes(problem.blueprint.training)
-    totals = problem.work.totals.astype(float)
-
-    def average(per_row: Floats) -> Floats:
-        result: Floats = (totals @ per_row)[which] / candidates.pp
-        return result
-
-    kept = average(states.shard_numel) * sizes.master
-    kept = kept + (2 * average(states.adamw_numel) + average(states.muon_numel)) * sizes.moment
-    whole = average(states.whole_numel) * sizes.gradient
-    return kept + np.where(candidates.pp > 1, whole, 0.0)
+    least = _least_states(problem, candidates, states, which, sizes)
+    if candidates.micro_batch.any():
+        saved, cell = _least_saved(problem, candidates)
+        backward = _alive_in_backward(problem, candidates, states, which, sizes)
+        least = np.maximum(least, backward + (problem.work.totals @ saved)[cell] / candidates.pp)
+    return peak(problem, least, candidates)
 
 
 def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Floats:
-    """Least peak memory of complete layouts."""
-    saved = shared.parts.saved[candidates.recompute, :, shared.cell_of].T
-    states = state_bytes(problem, candidates, shared.states, shared.sharding_of)
-    backward = kept_bytes(problem, candidates, shared.states, shared.sharding_of)
-    backward = backward + activation_bytes(problem, candidates, saved)
-    return peak_bytes(problem, np.maximum(states, backward), candidates)
+    """Least peak memory of layouts whose costs are tabled."""
+    c, states, which, sizes = candidates, shared.states, shared.sharding_of, shared.sizes
+    least = _least_states(problem, c, states, which, sizes)
+    saved = shared.parts.saved[c.recompute, :, shared.cell_of].T
+    backward = _alive_in_backward(problem, c, states, which, sizes)
+    temporary = shared.parts.scratch + shared.parts.overhead
+    lightest = temporary[:, 1:LAST].min(axis=1)[c.recompute, shared.cell_of]
+    average = backward + problem.work.totals @ saved / c.pp + lightest
+    second = _second_rank(problem, c, shared, saved) + lightest
+    return peak(problem, np.maximum(least, np.maximum(average, second)), c)
 
 
 def layout_seconds(problem: Problem, candidates: Candidates, shared: Tables) -> Floats:
-    """Least step time of complete layouts: a perfect cut, nothing exposed but what no cut can hide."""
-    parts, cell = shared.parts, shared.cell_of
-    both = parts.forward[:, cell] + parts.backward[candidates.recompute, :, cell].T
-    total = problem.work.totals.astype(float) @ both
+    """Least step time: a perfect cut of whole layers, nothing exposed but what no cut can hide."""
+    parts, cell, work = shared.parts, shared.cell_of, problem.work
+    per_row = parts.forward[None] + parts.backward
+    total, lightest, heaviest = _per_layout(
+        candidates, cell, work.totals @ per_row, per_row[:, 1:LAST].min(axis=1), per_row.max(axis=1)
+    )
     pp, virtual, count = candidates.pp, candidates.virtual, candidates.micro_batches
-    single = total + (count - 1) * np.maximum(total / pp, both.max(axis=0))
-    interleaved = count * total / pp + (pp - 1) * both[1:LAST].min(axis=0)
-    result: Floats = np.where(virtual == 1, np.where(pp == 1, count * total, single), interleaved)
-    edges = shared.states.gather_seconds[FIRST] + shared.states.reduce_seconds[FIRST]
-    return result + np.where(pp == 1, count * edges[shared.sharding_of], 0.0)
+    busiest = np.maximum(total / pp, -(-work.layers // pp) * lightest)
+    single = total + (count - 1) * np.maximum(busiest, heaviest)
+    interleaved = count * busiest + (pp - 1) * lightest
+    return np.where(virtual == 1, np.where(pp == 1, count * total, single), interleaved)
+
+
+def _per_layout(candidates: Candidates, cell: Ints, *tables: Floats) -> tuple[Floats, ...]:
+    """Entries of [policies, cells] tables for each layout."""
+    return tuple(table[candidates.recompute, cell] for table in tables)
+
+
+def _second_rank(problem: Problem, c: Candidates, shared: Tables, saved: Floats) -> Floats:
+    """Least memory of pipeline rank 1, which holds the second most micro-batches; 0 without a pipeline.
+
+    Its chunks hold at least the average chunk's seconds less one layer's; what they keep per second is
+    at least what the thriftiest of the layers behind the first keeps.
+    """
+    work, parts, cell = problem.work, shared.parts, shared.cell_of
+    if work.layers < 2 or not (c.pp > 1).any():
+        return np.zeros(len(c))
+    rows = np.unique(work.layer_rows[1:])
+    per_row = parts.forward[None] + parts.backward
+    (total, heaviest, lightest) = _per_layout(
+        c, cell, work.totals @ per_row, per_row[:, rows].max(axis=1), per_row[:, rows].min(axis=1)
+    )
+    seconds = np.maximum(total / c.chunks - heaviest, lightest)
+    ratio_saved = (parts.saved[:, rows] / per_row[:, rows]).min(axis=1)[c.recompute, cell]
+    warm = np.where(
+        c.virtual == 1,
+        np.minimum(c.pp - 1, c.micro_batches),
+        np.minimum((c.virtual - 1) * c.pp + 2 * (c.pp - 2) + 1, c.micro_batches * c.virtual),
+    )
+    activations = warm * seconds * ratio_saved
+    states, sizes = shared.states, shared.sizes
+    each = states.whole_numel[rows] * sizes.gradient + _kept_per_row(states, sizes)[rows]
+    gathered = states.gathered_bytes[rows].min(axis=0)[shared.sharding_of]
+    held = each.min(axis=0)[shared.sharding_of] * c.virtual + gathered
+    return np.where(c.pp > 1, activations + held, 0.0)
+
+
+def _kept_per_row(states: StateCosts, sizes: Bytes) -> Floats:
+    """Master weights and moments of each row under each sharding."""
+    moments = 2 * states.adamw_numel + states.muon_numel
+    return states.shard_numel * sizes.master + moments * sizes.moment
+
+
+def _least_states(problem: Problem, c: Candidates, states: StateCosts, which: Ints, sizes: Bytes) -> Floats:
+    """Parameters, gradients and optimizer of the average rank, in backward and at the optimizer's step."""
+    totals = problem.work.totals
+    kept = (totals @ _kept_per_row(states, sizes))[which] / c.pp
+    optimizer = kept + (totals @ states.shard_numel)[which] / c.pp * sizes.master
+    whole = totals @ (states.whole_numel * sizes.gradient)
+    active = problem.space.capability.active_stages_gathered / problem.space.capability.virtual_stages
+    piped = kept + (whole + totals @ states.gathered_bytes * active)[which] / c.pp
+    alone = kept + states.gathered_bytes.max(axis=0)[which]
+    return np.maximum(optimizer, np.where(c.pp > 1, piped, alone))
+
+
+def _alive_in_backward(
+    problem: Problem, c: Candidates, states: StateCosts, which: Ints, sizes: Bytes
+) -> Floats:
+    """States of the average rank that are alive beside activations."""
+    totals = problem.work.totals
+    kept = totals @ _kept_per_row(states, sizes)
+    whole = totals @ (states.whole_numel * sizes.gradient)
+    return (kept[which] + np.where(c.pp > 1, whole[which], 0.0)) / c.pp
+
+
+def _least_saved(problem: Problem, candidates: Candidates) -> tuple[Floats, Ints]:
+    """Kept bytes of each row in each cell under the thriftiest policy, and each layout's cell."""
+    c = candidates
+    rows, which = unique_rows(c.micro_batch, c.cp, c.tp, c.ep)
+    shard = cells_of(problem, rows).shard(problem.machine.element_bytes, problem.fused)
+    pinned = problem.space.constraints.recompute
+    thriftiest = pinned or problem.space.capability.recompute[-1]
+    result = np.empty((len(problem.work.rows), len(rows)))
+    for index, row in enumerate(problem.work.rows):
+        policy = thriftiest if row.recomputable else "none"
+        result[index] = sum((part.saved_bytes(shard, policy) for part in row.parts), 0.0)
+    return result, which
+
+
+def peak(problem: Problem, allocated: Floats, candidates: Candidates) -> Floats:
+    """What a device must have at least for `allocated` bytes of tensors.
+
+    Communicators of the groups that a narrower sharding may do without are left out.
+    """
+    e, fab = problem.machine.efficiency, problem.network.fabric
+    outside = float(problem.blueprint.cluster.device.context_bytes + e.library_bytes)
+    communicators = np.zeros(len(candidates))
+    groups = groups_of(candidates)
+    for axis in ("tp", "cp", "ep", "pp"):
+        size, stride = groups[axis]
+        far = path(fab, size, stride).crosses_network
+        each = np.where(far, e.communicator_bytes_network, e.communicator_bytes_scale_up)
+        communicators += np.where(size > 1, each, 0)
+    return allocated * e.fragmentation + ALLOCATOR_SLACK_BYTES + outside + communicators

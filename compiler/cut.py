@@ -1,51 +1,66 @@
-"""Cut a model into pipeline chunks: contiguous runs of layers whose slowest is as fast as can be.
+"""Cut models into pipeline chunks: contiguous runs of layers whose slowest is as fast as can be.
 
 Exact: the bottleneck starts at a lower bound and rises to the next sum at which one more layer fits
 somewhere, until the chunks suffice (Pinar and Aykanat 2004, section 3.2). Of the cuts that reach the best
-bottleneck the one with the lightest early chunks is taken: they hold the most micro-batches.
+bottleneck the one with the lightest early chunks is taken: they hold the most micro-batches. Many models
+(the layers' costs under many layouts) are cut in one call.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import accumulate
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+SLACK = 1e-9
+"""Sums that differ by less than this share of the whole are equal."""
 
 
-def cut(seconds: Sequence[float], chunks: int, before: float = 0.0, after: float = 0.0) -> tuple[int, ...]:
-    """Boundaries [0, ..., layers] of `chunks` runs, each of at least one layer, that minimise the slowest.
+def cut(sums: Floats, chunks: int) -> Ints:
+    """Boundaries [models, chunks + 1] of `chunks` runs of at least one layer that minimise the slowest.
 
-    `before` is added to the first chunk and `after` to the last (embedding and head).
+    `sums` are running sums of each model's layer costs, [models, layers + 1], starting at 0; what comes
+    before the first layer and after the last belongs to those layers.
     """
-    layers = len(seconds)
+    models, layers = len(sums), sums.shape[1] - 1
     if chunks > layers:
         raise ValueError(f"{layers} layers do not fill {chunks} chunks")
-    costs = list(seconds)
-    costs[0] += before
-    costs[-1] += after
-    sums = [0.0, *accumulate(costs)]
-    limit = max(max(costs), sums[-1] / chunks)
-    while True:
-        bounds, following = _fill_from_the_back(sums, chunks, limit)
-        if bounds is not None:
-            return bounds
-        limit = following
+    if chunks == 1:
+        return np.tile(np.array([0, layers]), (models, 1))
+    scaled = sums / sums[:, -1:]
+    limit = np.maximum(np.diff(scaled, axis=1).max(axis=1), 1.0 / chunks)
+    result = np.empty((models, chunks + 1), dtype=np.int64)
+    open_ = np.arange(models)
+    while len(open_):
+        bounds, following = _fill_from_the_back(scaled[open_], chunks, limit[open_])
+        filled = bounds[:, 0] == 0
+        result[open_[filled]] = bounds[filled]
+        limit[open_[~filled]] = following[~filled]
+        open_ = open_[~filled]
+    return result
 
 
-def _fill_from_the_back(sums: list[float], chunks: int, limit: float) -> tuple[tuple[int, ...] | None, float]:
-    """Fill chunks greedily from the last; without success, the smallest limit that changes a chunk."""
-    slack = limit * 1e-12
-    end = len(sums) - 1
-    bounds = [end]
-    following = float("inf")
+def _fill_from_the_back(scaled: Floats, chunks: int, limit: Floats) -> tuple[Ints, Floats]:
+    """Fill chunks greedily from the last; also the smallest limit that would change one of them.
+
+    The first boundary is above 0 where the limit leaves layers over.
+    """
+    models, columns = scaled.shape
+    row = np.arange(models)
+    # One sorted array of all models, two apart, lets one binary search serve them all.
+    flat = (scaled + 2.0 * row[:, None]).reshape(-1)
+    bounds = np.empty((models, chunks + 1), dtype=np.int64)
+    bounds[:, -1] = end = np.full(models, columns - 1)
+    following = np.full(models, np.inf)
     for left in range(chunks - 1, -1, -1):
-        # The run may not be so long that the chunks before it go without a layer.
-        start = max(bisect_left(sums, sums[end] - limit - slack), left)
-        if left == 0 and start > 0:
-            following = min(following, sums[end] - sums[start - 1])
-            return None, following
-        if start > left:
-            following = min(following, sums[end] - sums[start - 1])
-        bounds.append(start)
-        end = start
-    return tuple(reversed(bounds)), following
+        until = scaled[row, end]
+        reach = np.maximum(until - limit - SLACK, 0.0)
+        start = np.searchsorted(flat, reach + 2.0 * row) - row * columns
+        # A run may not be so long that the chunks before it go without a layer.
+        start = np.clip(start, left, end - 1)
+        longer = until - scaled[row, np.maximum(start - 1, 0)]
+        following = np.where(start > left, np.minimum(following, longer), following)
+        bounds[:, left] = end = start
+    return bounds, following

@@ -6,13 +6,21 @@ Layouts that have the same number of pipeline ranks and chunks are evaluated tog
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.cut import cut
-from shipway.compiler.evaluate_parts import AXES, Cells, PartCosts, load_imbalance, part_costs
+from shipway.compiler.evaluate_parts import (
+    AXES,
+    POLICIES,
+    Cells,
+    PartCosts,
+    load_imbalance,
+    part_costs,
+)
 from shipway.compiler.evaluate_states import (
     Bytes,
     Shardings,
@@ -34,10 +42,20 @@ from shipway.compiler.memory import (
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule import pipeline_seconds
 from shipway.compiler.timing import CATEGORIES
-from shipway.compiler.workload import FIRST, LAST
+from shipway.compiler.workload import FIRST, LAST, Workload
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+AXIS_TIME = {
+    "tp": "tensor-parallel collectives",
+    "cp": "context-parallel collectives",
+    "ep": "expert all-to-all",
+}
+
+
+CELL_SUMS = ("forward", "backward", "both", "saved")
+"""Running sums that do not depend on the sharding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,31 +69,97 @@ class Tables:
     sharding_of: Ints
     states: StateCosts
     sizes: Bytes
-    cuts: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
-    """Boundaries by (cell, recomputation, chunks)."""
+    work: Workload
+    sums: dict[tuple[str, int], Floats] = field(default_factory=dict)
+    """Running sums over layers that have been asked for, see `running`."""
+
+    def take(self, index: Ints) -> Tables:
+        """The same tables for a selection of layouts."""
+        return replace(self, cell_of=self.cell_of[index], sharding_of=self.sharding_of[index])
+
+    def running(self, name: str, policy: int = 0) -> Floats:
+        """Running sums of a quantity over layers: [cells or shardings, layers + 1].
+
+        The first row belongs to the first layer and the last row to the last: the sum between two
+        boundaries is a chunk's.
+        """
+        key = (name, policy)
+        held = self.sums.get(key)
+        if held is None:
+            held = self.sums[key] = _running(self.work, self._per_row(name, policy))
+        return held
+
+    def _per_row(self, name: str, policy: int) -> Floats:
+        match name:
+            case "forward":
+                result: Floats = self.parts.forward
+            case "backward" | "saved":
+                result = getattr(self.parts, name)[policy]
+            case "both":
+                result = self.parts.forward + self.parts.backward[policy]
+            case _:
+                result = getattr(self.states, name)
+        return result
+
+
+def _running(work: Workload, per_row: Floats) -> Floats:
+    layers = per_row[work.layer_rows].T
+    result = np.zeros((layers.shape[0], layers.shape[1] + 1))
+    result[:, 1:] = layers
+    result[:, 1] += per_row[FIRST]
+    result[:, -1] += per_row[LAST]
+    return np.cumsum(result, axis=1, out=result)
 
 
 def tables(problem: Problem, candidates: Candidates) -> Tables:
     """Cells and shardings of all candidates, evaluated."""
     c = candidates
-    cell_rows, cell_of = np.unique(
-        np.column_stack([c.micro_batch, c.cp, c.tp, c.ep]), axis=0, return_inverse=True
-    )
+    cell_rows, cell_of = unique_rows(c.micro_batch, c.cp, c.tp, c.ep)
     cells = cells_of(problem, cell_rows)
-    region = c.shard * c.cp * c.tp
-    sharding_rows, sharding_of = np.unique(
-        np.column_stack([c.tp, c.ep, c.shard * c.cp, region // c.ep]), axis=0, return_inverse=True
-    )
-    shardings = Shardings(*sharding_rows.T)
+    shardings, sharding_of = shardings_of(c)
     training = problem.blueprint.training
     return Tables(
         cells=cells,
-        cell_of=cell_of.reshape(-1),
+        cell_of=cell_of,
         parts=part_costs(problem.work, cells, problem.machine, problem.network, problem.fused),
         shardings=shardings,
-        sharding_of=sharding_of.reshape(-1),
+        sharding_of=sharding_of,
         states=state_costs(problem.work, shardings, problem.network, training),
         sizes=element_bytes(training),
+        work=problem.work,
+    )
+
+
+def shardings_of(candidates: Candidates) -> tuple[Shardings, Ints]:
+    """Distinct shardings, and which one each layout has."""
+    c = candidates
+    region = c.shard * c.cp * c.tp
+    rows, which = unique_rows(c.tp, c.ep, c.shard * c.cp, region // c.ep)
+    return Shardings(*rows.T), which
+
+
+def unique_rows(*columns: Ints) -> tuple[Ints, Ints]:
+    """Distinct rows of equally long columns of small numbers, in sorted order, and which one each row is."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        # Mixed-radix codes sort like the rows and far faster.
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return np.column_stack(columns)[first], which.reshape(-1)
+
+
+def with_splits(problem: Problem, shared: Tables, layouts: Candidates, core: Ints) -> Tables:
+    """Tables of layouts that share their cells with cores already tabled."""
+    shardings, sharding_of = shardings_of(layouts)
+    states = state_costs(problem.work, shardings, problem.network, problem.blueprint.training)
+    kept = {key: sums for key, sums in shared.sums.items() if key[0] in CELL_SUMS}
+    return replace(
+        shared,
+        cell_of=shared.cell_of[core],
+        shardings=shardings,
+        sharding_of=sharding_of,
+        states=states,
+        sums=kept,
     )
 
 
@@ -97,14 +181,11 @@ class Group:
     chunks: int
     index: Ints
     """Positions among the candidates."""
-    bounds: Ints
-    """[layouts, chunks + 1]: layer boundaries."""
-    counts: Floats
-    """[layouts, chunks, rows]."""
+    chunked: Chunked
     memory: MemoryTerms
     peaks: Peaks
     time: dict[str, Floats]
-    """Items that add up to the step; each [layouts]."""
+    """Parts that add up to the step; each [layouts]."""
     step_seconds: Floats
 
 
@@ -135,72 +216,64 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
     return Evaluation(step, peak, upper, tuple(groups))
 
 
-def cut_bounds(shared: Tables, problem: Problem, cell: int, recompute: int, chunks: int) -> tuple[int, ...]:
-    """The balanced cut for a cell and a recomputation policy."""
-    key = (cell, recompute, chunks)
-    bounds = shared.cuts.get(key)
-    if bounds is None:
-        seconds = shared.parts.forward[:, cell] + shared.parts.backward[recompute, :, cell]
-        layers = seconds[problem.work.layer_rows].tolist()
-        bounds = shared.cuts[key] = cut(layers, chunks, float(seconds[FIRST]), float(seconds[LAST]))
-    return bounds
+def cut_bounds(shared: Tables, own: Candidates, chunks: int) -> Ints:
+    """The balanced cut of each layout, [layouts, chunks + 1]."""
+    keys, which = np.unique(shared.cell_of * POLICIES + own.recompute, return_inverse=True)
+    cells, policies = keys // POLICIES, keys % POLICIES
+    sums = np.empty((len(keys), shared.work.layers + 1))
+    for policy in range(POLICIES):
+        mine = policies == policy
+        if mine.any():
+            sums[mine] = shared.running("both", policy)[cells[mine]]
+    return cut(sums, chunks)[which.reshape(-1)]
 
 
-def _evaluate_group(
-    problem: Problem, candidates: Candidates, shared: Tables, pp: int, chunks: int, index: Ints
-) -> Group:
-    own = candidates.take(index)
-    cell, sharding = shared.cell_of[index], shared.sharding_of[index]
-    bounds = np.array(
-        [
-            cut_bounds(shared, problem, int(c), int(r), chunks)
-            for c, r in zip(cell, own.recompute, strict=True)
-        ],
-        dtype=np.int64,
-    )
-    counts = row_counts(problem, bounds)
-    chunk = _Chunks(counts)
-    states = _chunk_states(chunk, shared.states, sharding)
-    activations = _chunk_activations(problem, chunk, shared.parts, cell, own, bounds)
-    terms = memory_terms(
-        states,
-        activations,
-        outside_bytes(problem, own),
-        pp,
-        own.zero,
-        own.micro_batches,
-        shared.sizes,
-        problem.space.capability,
-    )
-    time = step_time(problem, shared, own, cell, sharding, chunk, activations, states, pp)
-    return Group(
-        pp=pp,
-        chunks=chunks,
-        index=index,
-        bounds=bounds,
-        counts=counts,
-        memory=terms,
-        peaks=peaks(terms, problem.machine.efficiency),
-        time=time,
-        step_seconds=sum(time.values(), np.zeros(len(index))),
-    )
+@dataclass(frozen=True, eq=False)
+class Chunked:
+    """Layouts of one number of chunks, cut; sums over the layers of each chunk."""
 
+    shared: Tables
+    own: Candidates
+    pp: int
+    bounds: Ints
 
-def row_counts(problem: Problem, bounds: Ints) -> Floats:
-    """How often each row occurs in each chunk: [layouts, chunks, rows]."""
-    work = problem.work
-    ahead = np.zeros((work.layers + 1, len(work.rows)))
-    ahead[np.arange(1, work.layers + 1), work.layer_rows] = 1
-    ahead = ahead.cumsum(axis=0)
-    counts = ahead[bounds[:, 1:]] - ahead[bounds[:, :-1]]
-    counts[:, 0, FIRST] = 1
-    counts[:, -1, LAST] = 1
-    return counts
+    @property
+    def cell(self) -> Ints:
+        """Cell of each layout."""
+        return self.shared.cell_of
 
+    @property
+    def sharding(self) -> Ints:
+        """Sharding of each layout."""
+        return self.shared.sharding_of
 
-@dataclass(frozen=True)
-class _Chunks:
-    counts: Floats
+    def between(self, running: Floats, which: Ints) -> Floats:
+        """Sums of a quantity over each chunk: [layouts, chunks]."""
+        at = running[which[:, None], self.bounds]
+        result: Floats = at[:, 1:] - at[:, :-1]
+        return result
+
+    def cells(self, name: str) -> Floats:
+        """Chunk sums of a quantity per cell, under each layout's recomputation policy."""
+        if name == "forward":
+            return self.between(self.shared.running(name), self.cell)
+        result = np.empty((len(self.own), self.bounds.shape[1] - 1))
+        for policy in range(POLICIES):
+            mine = np.flatnonzero(self.own.recompute == policy)
+            if len(mine):
+                running = self.shared.running(name, policy)
+                at = running[self.cell[mine][:, None], self.bounds[mine]]
+                result[mine] = at[:, 1:] - at[:, :-1]
+        return result
+
+    def states(self, name: str) -> Floats:
+        """Chunk sums of a quantity per sharding."""
+        return self.between(self.shared.running(name), self.sharding)
+
+    @cached_property
+    def counts(self) -> Floats:
+        """How often each row occurs in each chunk: [layouts, chunks, rows]."""
+        return row_counts(self.shared.work, self.bounds)
 
     def sum(self, per_row: Floats) -> Floats:
         """[rows, layouts] summed over the rows of each chunk: [layouts, chunks]."""
@@ -214,30 +287,82 @@ class _Chunks:
         return result
 
 
-def _chunk_states(chunk: _Chunks, states: StateCosts, sharding: Ints) -> ChunkStates:
-    return ChunkStates(
-        gathered_bytes=chunk.sum(states.gathered_bytes[:, sharding]),
-        whole_numel=chunk.sum(states.whole_numel[:, sharding]),
-        shard_numel=chunk.sum(states.shard_numel[:, sharding]),
-        adamw_numel=chunk.sum(states.adamw_numel[:, sharding]),
-        muon_numel=chunk.sum(states.muon_numel[:, sharding]),
-        largest_row_gathered=chunk.max(states.gathered_bytes[:, sharding]),
-        largest_row_numel=chunk.max(states.whole_numel[:, sharding]),
-        largest_matrix=chunk.max(states.largest_matrix[:, sharding]),
+def _evaluate_group(
+    problem: Problem, candidates: Candidates, shared: Tables, pp: int, chunks: int, index: Ints
+) -> Group:
+    chunked = chunk(candidates.take(index), shared.take(index), pp, chunks)
+    own = chunked.own
+    states = _chunk_states(chunked)
+    terms = memory_terms(
+        states,
+        _chunk_activations(chunked),
+        outside_bytes(problem, own),
+        pp,
+        own.zero,
+        own.micro_batches,
+        shared.sizes,
+        problem.space.capability,
+    )
+    time = step_time(problem, chunked, states)
+    return Group(
+        pp=pp,
+        chunks=chunks,
+        index=index,
+        chunked=chunked,
+        memory=terms,
+        peaks=peaks(terms, problem.machine.efficiency),
+        time=time,
+        step_seconds=sum(time.values(), np.zeros(len(index))),
     )
 
 
-def _chunk_activations(
-    problem: Problem, chunk: _Chunks, parts: PartCosts, cell: Ints, own: Candidates, bounds: Ints
-) -> ChunkActivations:
-    saved = parts.saved[own.recompute, :, cell].T
-    temporary = parts.scratch[:, cell] + parts.overhead[own.recompute, :, cell].T
+def chunk(own: Candidates, shared: Tables, pp: int, chunks: int) -> Chunked:
+    """Cut layouts that all have `pp` ranks and `chunks` chunks."""
+    return Chunked(shared, own, pp, cut_bounds(shared, own, chunks))
+
+
+def row_counts(work: Workload, bounds: Ints) -> Floats:
+    """How often each row occurs in each chunk: [layouts, chunks, rows]."""
+    ahead = np.zeros((work.layers + 1, len(work.rows)))
+    ahead[np.arange(1, work.layers + 1), work.layer_rows] = 1
+    ahead = ahead.cumsum(axis=0)
+    counts = ahead[bounds[:, 1:]] - ahead[bounds[:, :-1]]
+    counts[:, 0, FIRST] = 1
+    counts[:, -1, LAST] = 1
+    return counts
+
+
+def _chunk_states(chunked: Chunked) -> ChunkStates:
+    states, sharding = chunked.shared.states, chunked.sharding
+    return ChunkStates(
+        gathered_bytes=chunked.states("gathered_bytes"),
+        whole_numel=chunked.states("whole_numel"),
+        shard_numel=chunked.states("shard_numel"),
+        adamw_numel=chunked.states("adamw_numel"),
+        muon_numel=chunked.states("muon_numel"),
+        largest_row_gathered=chunked.max(states.gathered_bytes[:, sharding]),
+        largest_row_numel=chunked.max(states.whole_numel[:, sharding]),
+        largest_matrix=chunked.max(states.largest_matrix[:, sharding]),
+    )
+
+
+def _chunk_activations(chunked: Chunked) -> ChunkActivations:
+    parts, cell = chunked.shared.parts, chunked.cell
+    temporary = parts.scratch[:, cell] + parts.overhead[chunked.own.recompute, :, cell].T
     hidden = parts.hidden[cell]
-    states = problem.work.states_before[bounds] * hidden[:, None]
+    received, returned = handed_over(chunked)
+    return ChunkActivations(chunked.cells("saved"), chunked.max(temporary), received, returned, hidden)
+
+
+def handed_over(chunked: Chunked) -> tuple[Floats, Floats]:
+    """Bytes of hidden states that each chunk receives, and of gradients that come back to it."""
+    states = (
+        chunked.shared.work.states_before[chunked.bounds] * chunked.shared.parts.hidden[chunked.cell][:, None]
+    )
     received, returned = states[:, :-1].copy(), states[:, 1:].copy()
     received[:, 0] = 0.0
     returned[:, -1] = 0.0
-    return ChunkActivations(chunk.sum(saved), chunk.max(temporary), received, returned, hidden)
+    return received, returned
 
 
 def outside_bytes(problem: Problem, own: Candidates) -> dict[str, Floats]:
@@ -257,109 +382,69 @@ def outside_bytes(problem: Problem, own: Candidates) -> dict[str, Floats]:
     }
 
 
-def step_time(
-    problem: Problem,
-    shared: Tables,
-    own: Candidates,
-    cell: Ints,
-    sharding: Ints,
-    chunk: _Chunks,
-    activations: ChunkActivations,
-    states: ChunkStates,
-    pp: int,
-) -> dict[str, Floats]:
-    """Seconds on the critical path of one optimizer step, by what they are spent on."""
-    parts = shared.parts
-    forward = chunk.sum(parts.forward[:, cell])
-    backward = chunk.sum(parts.backward[own.recompute, :, cell].T)
-    send = send_seconds(problem, own, activations, pp)
-    passes = pipeline_seconds(forward, backward, send, own.micro_batches, pp)
-    busy = by_rank(forward + backward, pp).sum(axis=1)
-    busiest = busy.argmax(axis=1)
-    time = _busy_items(parts, own, cell, chunk, busiest, pp)
-    total_busy = own.micro_batches * busy.max(axis=1)
-    time["pipeline bubble and transfers"] = np.maximum(passes - total_busy, 0.0)
-    time["parameter gather and gradient reduction, exposed"] = exposed_sharding(
-        problem, shared, own, cell, sharding, chunk, backward, pp
-    )
-    time["optimizer"] = optimizer_seconds(problem, shared, own, sharding, chunk, states, pp)
-    time["checkpoints, spread over steps"] = checkpoint_seconds(problem, shared, own, states, pp)
-    return time
+PASSES = "passes"
+EXPOSED = "parameter gather and gradient reduction, exposed"
+OPTIMIZER_TIME = "optimizer"
+CHECKPOINTS = "checkpoints, spread over steps"
 
 
-def _busy_items(
-    parts: PartCosts, own: Candidates, cell: Ints, chunk: _Chunks, busiest: Ints, pp: int
-) -> dict[str, Floats]:
-    """The busiest rank's work by category."""
-
-    def on_busiest(per_row: Floats) -> Floats:
-        ranks = by_rank(chunk.sum(per_row), pp).sum(axis=1)
-        picked: Floats = np.take_along_axis(ranks, busiest[:, None], axis=1)[:, 0] * own.micro_batches
-        return picked
-
-    compute = parts.compute.sum(axis=0)
-    items = {name: on_busiest(compute[i][:, cell]) for i, name in enumerate(CATEGORIES)}
-    names = {
-        "tp": "tensor-parallel collectives",
-        "cp": "context-parallel collectives",
-        "ep": "expert all-to-all",
+def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[str, Floats]:
+    """Seconds on the critical path of one optimizer step; `passes` are forward and backward."""
+    forward, backward = chunked.cells("forward"), chunked.cells("backward")
+    return {
+        PASSES: pass_seconds(problem, chunked, forward, backward),
+        EXPOSED: exposed_sharding(problem, chunked, backward),
+        OPTIMIZER_TIME: optimizer_seconds(problem, chunked, states),
+        CHECKPOINTS: checkpoint_seconds(problem, chunked, states),
     }
-    transfer = parts.transfer.sum(axis=0)
-    for i, axis in enumerate(AXES):
-        items[names[axis]] = on_busiest(transfer[i][:, cell])
-    every = parts.forward[:, cell] + parts.backward[own.recompute, :, cell].T
-    plain = parts.forward[:, cell] + parts.backward[0][:, cell]
-    items["recomputation"] = on_busiest(every - plain)
-    items["waiting for the host to issue work"] = on_busiest(parts.host[:, cell])
-    known = sum(items.values(), np.zeros(len(own)))
-    items["recomputation"] += on_busiest(every) - known
-    return items
 
 
-def send_seconds(problem: Problem, own: Candidates, activations: ChunkActivations, pp: int) -> Floats:
+def pass_seconds(problem: Problem, chunked: Chunked, forward: Floats, backward: Floats) -> Floats:
+    """Length of all forward and backward passes of a step."""
+    send = send_seconds(problem, chunked)
+    return pipeline_seconds(forward, backward, send, chunked.own.micro_batches, chunked.pp)
+
+
+def send_seconds(problem: Problem, chunked: Chunked) -> Floats:
     """Time to pass the largest hand-over of one micro-batch to the next pipeline rank."""
-    if pp == 1:
+    own = chunked.own
+    if chunked.pp == 1:
         return np.zeros(len(own))
-    size, stride = axis_groups(own.pp, own.replicate, own.shard, own.cp, own.tp, own.ep)["pp"]
-    seconds: Floats = problem.network.collective_seconds(
-        "send_receive", activations.received.max(axis=1), size, stride
-    )
+    size, stride = groups_of(own)["pp"]
+    received, _ = handed_over(chunked)
+    seconds: Floats = problem.network.collective_seconds("send_receive", received.max(axis=1), size, stride)
     return seconds
 
 
-def exposed_sharding(
-    problem: Problem,
-    shared: Tables,
-    own: Candidates,
-    cell: Ints,
-    sharding: Ints,
-    chunk: _Chunks,
-    backward: Floats,
-    pp: int,
-) -> Floats:
+def groups_of(own: Candidates) -> dict[str, tuple[Ints, Ints]]:
+    """(size, stride) of every process group of each layout."""
+    return axis_groups(own.pp, own.replicate, own.shard, own.cp, own.tp, own.ep)
+
+
+def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Floats:
     """What FSDP's gathers and reductions add to the step.
 
     Without a pipeline each micro-batch gathers a row while the one before runs, forward and (ZeRO 3)
     backward, and reduces a row while the next one's backward runs. Under a pipeline parameters are
     gathered once, under the first forward, and gradients reduced once, after a chunk's last backward.
     """
-    parts, states = shared.parts, shared.states
+    own, pp, cell, sharding = chunked.own, chunked.pp, chunked.cell, chunked.sharding
+    parts, states = chunked.shared.parts, chunked.shared.states
     gather, reduce = states.gather_seconds[:, sharding], states.reduce_seconds[:, sharding]
-    replicate = replicate_seconds(problem, shared, own, sharding)
-    ahead = parts.forward[:, cell]
+    replicate = replicate_seconds(problem, chunked)
+    late = chunked.sum(np.maximum(gather - parts.forward[:, cell], 0))
     if pp == 1:
         behind = parts.backward[own.recompute, :, cell].T
         regather = np.where(own.zero == 3, gather, 0.0)
-        each = chunk.sum(np.maximum(gather - ahead, 0) + np.maximum(regather + reduce - behind, 0))[:, 0]
+        later = chunked.sum(np.maximum(regather + reduce - behind, 0))[:, 0]
         edges = gather[FIRST] + reduce[FIRST]
-        once = chunk.sum(np.maximum(replicate + regather + reduce - behind, 0))[:, 0]
-        once -= chunk.sum(np.maximum(regather + reduce - behind, 0))[:, 0]
-        return own.micro_batches * (each + edges) + once + replicate[FIRST]
-    first = by_rank(chunk.sum(np.maximum(gather - ahead, 0)), pp).sum(axis=1).max(axis=1)
-    repeats = _regathers(problem, own, pp, chunk.counts.shape[1] // pp)
-    again = by_rank(chunk.sum(np.maximum(gather - ahead, 0)), pp).max(axis=(1, 2)) * repeats
+        once = chunked.sum(np.maximum(replicate + regather + reduce - behind, 0))[:, 0] - later
+        return own.micro_batches * (late[:, 0] + later + edges) + once + replicate[FIRST]
+    virtual = late.shape[1] // pp
+    first = by_rank(late, pp).sum(axis=1).max(axis=1)
+    again = late.max(axis=1) * _regathers(problem, own, pp, virtual)
     # A rank's reduction runs while the ranks before it still go backward.
-    total = by_rank(chunk.sum(reduce + replicate), pp)
+    total = by_rank(chunked.sum(reduce + replicate), pp)
     own_backward = by_rank(backward, pp)[:, 0, :]
     slack = np.cumsum(own_backward, axis=1) - own_backward
     tail = np.maximum(total[:, 0, :] - slack, 0.0).max(axis=1)
@@ -373,55 +458,68 @@ def _regathers(problem: Problem, own: Candidates, pp: int, virtual: int) -> Floa
     return 2.0 * virtual * np.maximum(own.micro_batches / pp - 1, 0)
 
 
-def replicate_seconds(problem: Problem, shared: Tables, own: Candidates, sharding: Ints) -> Floats:
+def replicate_seconds(problem: Problem, chunked: Chunked) -> Floats:
     """All-reduce of each row's gradient shard over the replicas: [rows, layouts]."""
-    size, stride = axis_groups(own.pp, own.replicate, own.shard, own.cp, own.tp, own.ep)["dp_replicate"]
-    shard = shared.states.shard_numel[:, sharding] * shared.sizes.gradient
+    size, stride = groups_of(chunked.own)["dp_replicate"]
+    states, sizes = chunked.shared.states, chunked.shared.sizes
+    if (size == 1).all():
+        return np.zeros((len(states.shard_numel), len(chunked.own)))
+    shard = states.shard_numel[:, chunked.sharding] * sizes.gradient
     seconds: Floats = problem.network.collective_seconds("all_reduce", shard, size, stride)
     return seconds
 
 
-def optimizer_seconds(
-    problem: Problem,
-    shared: Tables,
-    own: Candidates,
-    sharding: Ints,
-    chunk: _Chunks,
-    states: ChunkStates,
-    pp: int,
-) -> Floats:
+def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
     """Clip, update and orthogonalise on the busiest rank.
 
     AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two,
     and moves each shard of the momentum to its matrix's owner and back in bf16.
     """
-    sizes, m = shared.sizes, problem.machine
+    sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
     adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
-    work = by_rank(chunk.sum(shared.states.muon_flops[:, sharding]), pp).sum(axis=1)
+    work = by_rank(chunked.states("muon_flops"), pp).sum(axis=1)
     moved = adamw * (3 * sizes.master + 4 * sizes.moment) + muon * (3 * sizes.master + 2 * sizes.moment)
     norm = (adamw + muon) * 2 * sizes.master
     seconds = m.memory_seconds(moved * m.efficiency.eager_elementwise + norm)
     seconds = seconds + work / (m.peak_flops * m.efficiency.orthogonalisation)
-    size, stride = axis_groups(own.pp, own.replicate, own.shard, own.cp, own.tp, own.ep)["dp_shard"]
+    size, stride = groups_of(chunked.own)["dp_shard"]
     exchange = problem.network.collective_seconds("all_to_all", muon.max(axis=1) * 2, size, stride)
     result: Floats = seconds.max(axis=1) + 2 * exchange
     return result
 
 
-def checkpoint_seconds(
-    problem: Problem, shared: Tables, own: Candidates, states: ChunkStates, pp: int
-) -> Floats:
+def checkpoint_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
     """Stall of one save over the steps between saves: the copy to the host, or the whole write."""
     checkpoints, cluster = problem.blueprint.training.checkpoints, problem.blueprint.cluster
-    sizes = shared.sizes
-    mine = (
-        by_rank(states.shard_numel, pp).sum(axis=1) * sizes.master
-        + (2 * by_rank(states.adamw_numel, pp).sum(axis=1) + by_rank(states.muon_numel, pp).sum(axis=1))
-        * sizes.moment
-    )
+    sizes, pp, own = chunked.shared.sizes, chunked.pp, chunked.own
+    moments = 2 * states.adamw_numel + states.muon_numel
+    mine = by_rank(states.shard_numel * sizes.master + moments * sizes.moment, pp).sum(axis=1)
     stall = mine.max(axis=1) / cluster.device.host_bandwidth
     if not checkpoints.asynchronous:
-        replicas = own.replicate
-        stall = stall + mine.mean(axis=1) * own.world / replicas / cluster.storage.write_bandwidth
+        written = mine.mean(axis=1) * own.world / own.replicate
+        stall = stall + written / cluster.storage.write_bandwidth
     result: Floats = stall / checkpoints.every_steps
     return result
+
+
+def time_breakdown(group: Group) -> dict[str, Floats]:
+    """The step by what it is spent on: the busiest pipeline rank's work, its idle time, and the rest."""
+    chunked, pp = group.chunked, group.pp
+    parts, cell, own = chunked.shared.parts, chunked.cell, chunked.own
+    busy = by_rank(chunked.cells("forward") + chunked.cells("backward"), pp).sum(axis=1)
+    busiest = busy.argmax(axis=1)
+    ranks = chunked.counts.reshape(len(own), -1, pp, chunked.counts.shape[2]).sum(axis=1)
+    rows = ranks[np.arange(len(own)), busiest]
+
+    def on_busiest(per_row: Floats) -> Floats:
+        result: Floats = np.einsum("nr,rn->n", rows, per_row[:, cell]) * own.micro_batches
+        return result
+
+    compute, transfer = parts.compute.sum(axis=0), parts.transfer.sum(axis=0)
+    items = {name: on_busiest(compute[i]) for i, name in enumerate(CATEGORIES)}
+    items |= {AXIS_TIME[axis]: on_busiest(transfer[i]) for i, axis in enumerate(AXES)}
+    items["waiting for the host to issue work"] = on_busiest(parts.host)
+    total = own.micro_batches * busy.max(axis=1)
+    items["recomputation"] = total - sum(items.values(), np.zeros(len(own)))
+    items["pipeline bubble and transfers"] = group.time[PASSES] - total
+    return items | {name: group.time[name] for name in (EXPOSED, OPTIMIZER_TIME, CHECKPOINTS)}

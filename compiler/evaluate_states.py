@@ -42,8 +42,10 @@ class StateCosts:
 
     gathered_bytes: Floats
     """[rows, shardings]: parameters in compute precision, gathered."""
+    dense_bytes: Floats
+    """[rows, shardings]: what one all-gather of all but the experts carries, padding included."""
     expert_bytes: Floats
-    """[rows, shardings]: of these, routed experts, which have a sharding group of their own."""
+    """[rows, shardings]: the same of routed experts, which have a sharding group of their own."""
     whole_numel: Floats
     """[rows, shardings]: parameters with a gradient before FSDP shards them."""
     expert_numel: Floats
@@ -89,8 +91,10 @@ def element_bytes(training: Training) -> Bytes:
     )
 
 
-def state_costs(work: Workload, shardings: Shardings, network: Network, training: Training) -> StateCosts:
-    """States of every row under every sharding."""
+def state_costs(
+    work: Workload, shardings: Shardings, network: Network, training: Training, *, seconds: bool = True
+) -> StateCosts:
+    """States of every row under every sharding; collectives take 0 seconds unless asked for."""
     sizes = element_bytes(training)
     muon = isinstance(training.optimizer, Muon)
     steps = training.optimizer.newton_schulz_steps if isinstance(training.optimizer, Muon) else 0
@@ -98,7 +102,7 @@ def state_costs(work: Workload, shardings: Shardings, network: Network, training
     tables = {name: np.zeros((len(work.rows), count)) for name in StateCosts.__dataclass_fields__}
     cache: dict[Parameter, _Placed] = {}
     for index, row in enumerate(work.rows):
-        dense_bytes, expert_bytes = np.zeros(count), np.zeros(count)
+        dense_bytes, expert_bytes, resident = np.zeros(count), np.zeros(count), np.zeros(count)
         dense_whole, expert_whole = np.zeros(count), np.zeros(count)
         for parameter in row.parameters():
             key = _unnamed(parameter)
@@ -110,6 +114,7 @@ def state_costs(work: Workload, shardings: Shardings, network: Network, training
             by_muon = muon and parameter.optimizer == "muon"
             is_expert = parameter.sharding == "expert"
             (expert_bytes if is_expert else dense_bytes)[:] += placed.padded * width
+            resident += placed.local * width
             if not trained:
                 continue
             (expert_whole if is_expert else dense_whole)[:] += placed.padded
@@ -123,8 +128,11 @@ def state_costs(work: Workload, shardings: Shardings, network: Network, training
                 np.maximum(
                     tables["largest_matrix"][index], placed.matrix, out=tables["largest_matrix"][index]
                 )
-        tables["gathered_bytes"][index] = dense_bytes + expert_bytes
+        tables["gathered_bytes"][index] = resident
+        tables["dense_bytes"][index] = dense_bytes
         tables["expert_bytes"][index] = expert_bytes
+        if not seconds:
+            continue
         tables["gather_seconds"][index] = _both_groups(
             network, "all_gather", dense_bytes, expert_bytes, shardings
         )

@@ -305,7 +305,7 @@ def nothing_fits(problem: Problem, found: Found | None, index: int) -> list[Diag
                 help="Raise the global batch, or use another number of nodes.",
             )
         ]
-    peak = found.evaluation.peak_bytes
+    peak = found.peak_bytes
     nearest = np.argsort(peak, kind="stable")[:3]
     least = float(peak[nearest[0]])
     because = [

@@ -10,7 +10,7 @@ objective.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,19 @@ class Candidates:
         )
 
 
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """Several lists of layouts as one."""
+    return Candidates(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Candidates))
+    )
+
+
+def sort_keys(candidates: Candidates) -> tuple[IntArray, ...]:
+    """Columns that order layouts by simplicity, for lexsort: the last is the most important."""
+    c = candidates
+    return (c.micro_batch, c.recompute, -c.zero, c.replicate, c.virtual, c.ep, c.cp, c.tp, c.pp)
+
+
 def from_layout(layout: Layout) -> Candidates:
     """One layout as arrays of length one."""
     values = (
@@ -174,28 +187,52 @@ def legal_pipeline(space: Space) -> list[int]:
 Keep = Callable[[Candidates], npt.NDArray[np.bool_]]
 
 
-def enumerate_layouts(space: Space, keep: Keep | None = None) -> Candidates:
+def enumerate_layouts(space: Space, keep: Keep | None = None, *, widest: bool = False) -> Candidates:
     """All legal layouts of a stage; empty when the constraints leave none.
 
     `keep` may rule layouts out early: it is asked first about meshes (micro-batches, schedules and
     policies not yet chosen, and at their least demanding), then about meshes with micro-batches.
+    With `widest`, layouts that differ only in how widely states are sharded (the split of data parallel
+    into replicas and shards, the ZeRO level) are represented by the one that shards most.
     """
-    table = legal_meshes(space)
+    table = legal_meshes(space, widest=widest)
     if keep is not None and len(table):
         table = table[keep(_partial(table))]
     table = _with_micro_batches(space, table)
     if keep is not None and len(table):
         table = table[keep(_partial(table))]
-    table = _with_policies(space, _with_schedules(space, table))
+    table = _with_policies(space, _with_schedules(space, table), widest=widest)
+    return _candidates(table)
+
+
+def splits(space: Space, cores: Candidates) -> tuple[Candidates, IntArray]:
+    """All layouts that the widest ones stand for, and which one each belongs to."""
+    zeros = {True: space.capability.zero_with_pipeline, False: space.capability.zero}
+    rows: list[tuple[int, ...]] = []
+    for index in range(len(cores)):
+        pp, cp, tp, ep = (int(getattr(cores, name)[index]) for name in ("pp", "cp", "tp", "ep"))
+        data = int(cores.replicate[index] * cores.shard[index])
+        levels = degrees(space.constraints.zero, zeros[pp > 1])
+        rows += [
+            (index, mesh[1], mesh[2], zero)
+            for mesh in _splits(space.constraints, pp, data, cp, tp)
+            if mesh[2] * cp * tp % ep == 0
+            for zero in levels
+        ]
+    which, replicate, shard, zero = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return replace(cores.take(which), replicate=replicate, shard=shard, zero=zero), which
+
+
+def _candidates(table: IntArray) -> Candidates:
     pp, replicate, shard, cp, tp, ep, micro_batch, micro_batches, virtual, schedule, zero, recompute = table.T
     return Candidates(
         pp, virtual, replicate, shard, cp, tp, ep, zero, schedule, recompute, micro_batch, micro_batches
     )
 
 
-def legal_meshes(space: Space) -> IntArray:
+def legal_meshes(space: Space, *, widest: bool = False) -> IntArray:
     """Rows of (pp, replicate, shard, cp, tp, ep)."""
-    meshes = _meshes(space)
+    meshes = _meshes(space, widest)
     if not space.any_size and len(meshes):
         world = meshes.prod(axis=1)
         meshes = meshes[2 * world > min(space.devices, 2 * world.max() - 1)]
@@ -237,7 +274,7 @@ def _partial(table: IntArray) -> Candidates:
     )
 
 
-def _meshes(space: Space) -> IntArray:
+def _meshes(space: Space, widest: bool = False) -> IntArray:
     """Rows of (pp, replicate, shard, cp, tp)."""
     pins = space.constraints
     batch_divisors = divisors(space.sequences)
@@ -254,12 +291,14 @@ def _meshes(space: Space) -> IntArray:
                     world = pp * cp * tp * data
                     if world % space.devices_per_node and space.devices_per_node % world:
                         continue
-                    rows += _splits(pins, pp, data, cp, tp)
+                    rows += (
+                        _splits(pins, pp, data, cp, tp)[-1:] if widest else _splits(pins, pp, data, cp, tp)
+                    )
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
 def _splits(pins: LayoutConstraints, pp: int, data: int, cp: int, tp: int) -> list[tuple[int, ...]]:
-    """Ways to divide data parallel into replicas and shards."""
+    """Ways to divide data parallel into replicas and shards, the most shards last."""
     if pins.data_parallel_shard is not None:
         shards = [pins.data_parallel_shard] if data % pins.data_parallel_shard == 0 else []
     else:
@@ -316,12 +355,15 @@ def _with_schedules(space: Space, table: IntArray) -> IntArray:
     return table[keep]
 
 
-def _with_policies(space: Space, table: IntArray) -> IntArray:
+def _with_policies(space: Space, table: IntArray, *, widest: bool = False) -> IntArray:
     pins, can = space.constraints, space.capability
-    levels = sorted({*can.zero, *can.zero_with_pipeline})
-    zeros = degrees(pins.zero, levels)
+    levels = {max(can.zero), max(can.zero_with_pipeline)} if widest else {*can.zero, *can.zero_with_pipeline}
+    zeros = degrees(pins.zero, sorted(levels))
     policies = [pins.recompute] if pins.recompute is not None else list(can.recompute)
     options = [(zero, RECOMPUTE.index(policy)) for zero in zeros for policy in policies]
     table = _cross(table, options)
     piped, zero = table[:, 0] > 1, table[:, 10]
-    return table[np.where(piped, np.isin(zero, can.zero_with_pipeline), np.isin(zero, can.zero))]
+    allowed = np.where(piped, np.isin(zero, can.zero_with_pipeline), np.isin(zero, can.zero))
+    if widest and pins.zero is None:
+        allowed &= zero == np.where(piped, max(can.zero_with_pipeline), max(can.zero))
+    return table[allowed]

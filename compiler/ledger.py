@@ -7,11 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from shipway.compiler.communication import algorithm
-from shipway.compiler.evaluate import Group, Tables, replicate_seconds, send_seconds
+from shipway.compiler.evaluate import (
+    EXPOSED,
+    Group,
+    Tables,
+    groups_of,
+    handed_over,
+    replicate_seconds,
+    send_seconds,
+)
 from shipway.compiler.evaluate_parts import transfer_seconds
-from shipway.compiler.fabric import axis_groups, path
+from shipway.compiler.fabric import path
 from shipway.compiler.layouts import RECOMPUTE, Candidates
-from shipway.compiler.memory import ChunkActivations
 from shipway.compiler.problem import Problem
 from shipway.schemas.layout import Recompute
 from shipway.schemas.plan import Collective
@@ -32,13 +39,13 @@ class Chosen:
         parts, cell = self.shared.parts, self.shared.cell_of[0]
         policy = int(self.candidate.recompute[0])
         seconds = parts.forward[:, cell] + parts.backward[policy, :, cell]
-        per_chunk = self.group.counts[0] @ seconds
+        per_chunk = self.group.chunked.counts[0] @ seconds
         return int(per_chunk.reshape(-1, self.group.pp).sum(axis=0).argmax())
 
     @property
     def rows_on_busiest(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         """How often each row occurs on the busiest rank."""
-        counts = self.group.counts[0].reshape(-1, self.group.pp, self.group.counts.shape[2])
+        counts = self.group.chunked.counts[0].reshape(-1, self.group.pp, self.group.chunked.counts.shape[2])
         return counts.sum(axis=0)[self.busiest]
 
 
@@ -98,8 +105,7 @@ def _line(
 
 
 def _groups(chosen: Chosen) -> dict[str, tuple[int, int]]:
-    c = chosen.candidate
-    groups = axis_groups(c.pp, c.replicate, c.shard, c.cp, c.tp, c.ep)
+    groups = groups_of(chosen.candidate)
     return {axis: (int(size[0]), int(stride[0])) for axis, (size, stride) in groups.items()}
 
 
@@ -148,7 +154,7 @@ def _of_sharding(chosen: Chosen) -> list[Collective]:
     reductions = 1 if piped else micro_batches
     total = float(chosen.rows_on_busiest @ (states.gather_seconds[:, sharding] * gathers))
     total += float(chosen.rows_on_busiest @ (states.reduce_seconds[:, sharding] * reductions))
-    exposed = float(chosen.group.time["parameter gather and gradient reduction, exposed"][0])
+    exposed = float(chosen.group.time[EXPOSED][0])
     share = min(exposed / total, 1.0) if total else 0.0
     groups = _groups(chosen)
     entries = []
@@ -156,7 +162,7 @@ def _of_sharding(chosen: Chosen) -> list[Collective]:
         if not repeats:
             continue
         expert = float(states.expert_bytes[index, sharding])
-        dense = float(states.gathered_bytes[index, sharding]) - expert
+        dense = float(states.dense_bytes[index, sharding])
         expert_gradient = float(states.expert_numel[index, sharding]) * sizes.gradient
         gradient = float(states.whole_numel[index, sharding]) * sizes.gradient - expert_gradient
         for axis, what, gathered, reduced in (
@@ -196,7 +202,7 @@ def _of_sharding(chosen: Chosen) -> list[Collective]:
 
 def _of_replicas(chosen: Chosen) -> list[Collective]:
     sharding = chosen.shared.sharding_of
-    seconds = replicate_seconds(chosen.problem, chosen.shared, chosen.candidate, sharding)[:, 0]
+    seconds = replicate_seconds(chosen.problem, chosen.group.chunked)[:, 0]
     shard = chosen.shared.states.shard_numel[:, int(sharding[0])] * chosen.shared.sizes.gradient
     entries = []
     for index, repeats in enumerate(chosen.rows_on_busiest):
@@ -222,16 +228,12 @@ def _of_pipeline(chosen: Chosen) -> list[Collective]:
     pp = chosen.group.pp
     if pp == 1:
         return []
-    problem, candidate = chosen.problem, chosen.candidate
-    hidden = float(chosen.shared.parts.hidden[int(chosen.shared.cell_of[0])])
-    states = problem.work.states_before[chosen.group.bounds] * hidden
-    received = states[:, :-1].copy()
-    received[:, 0] = 0
-    probe = ChunkActivations(received, received, received, received, np.array([hidden]))
-    each = float(send_seconds(problem, candidate, probe, pp)[0])
+    candidate = chosen.candidate
+    received, _ = handed_over(chosen.group.chunked)
+    each = float(send_seconds(chosen.problem, chosen.group.chunked)[0])
     virtual = chosen.group.chunks // pp
     count = 2 * virtual * int(candidate.micro_batches[0])
-    exposed = min(each * count, float(chosen.group.time["pipeline bubble and transfers"][0]))
+    exposed = min(each * count, each * count)
     return [
         _line(
             chosen,

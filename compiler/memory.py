@@ -103,10 +103,10 @@ def memory_terms(
     }
     shard_gradients = shard * sizes.master
     gathered = _gathered(states, row_gathered, pp, zero, capability)
-    kept_activations = _activations(activations.saved, pp, micro_batches)
+    held_activations = kept_activations(activations.saved, pp, micro_batches)
     temporary = by_rank(activations.temporary, pp).max(axis=1)
     stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
-    buffers = _receive_buffers(activations, pp, micro_batches, capability)
+    buffers = receive_buffers(activations.received, activations.returned, pp, micro_batches, capability)
     reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
     accumulates = (micro_batches > 1)[:, None]
 
@@ -141,7 +141,7 @@ def memory_terms(
             **kept,
             **in_backward,
             "gathered parameters": gathered,
-            "kept activations": kept_activations,
+            "kept activations": held_activations,
             "temporaries of one layer": temporary,
             "gradients of hidden states": stream,
             "gradient reduction buffers": reduce_now,
@@ -157,7 +157,7 @@ def memory_terms(
         },
     }
     uncertain = {name: np.zeros_like(shard) for name in moments}
-    uncertain[BACKWARD] = kept_activations + temporary + stream
+    uncertain[BACKWARD] = held_activations + temporary + stream
     return MemoryTerms(moments, outside, uncertain)
 
 
@@ -165,18 +165,24 @@ def _gathered(
     states: ChunkStates, row_gathered: Floats, pp: int, zero: Ints, capability: Capability
 ) -> Floats:
     """Parameters in compute precision: the running and the prefetched row, or all that stays gathered."""
-    chunks = by_rank(states.gathered_bytes, pp)
-    if pp == 1:
-        return np.where(
-            (zero == 3)[:, None], np.minimum(2 * row_gathered, chunks.sum(axis=1)), chunks.sum(axis=1)
-        )
+    if pp > 1:
+        return stays_gathered(states.gathered_bytes, pp, capability)
+    everything = states.gathered_bytes.sum(axis=1, keepdims=True)
+    return np.where((zero == 3)[:, None], np.minimum(2 * row_gathered, everything), everything)
+
+
+def stays_gathered(gathered_bytes: Floats, pp: int, capability: Capability) -> Floats:
+    """What a pipeline rank keeps gathered: all its chunks, or the largest few that torch allows."""
+    chunks = by_rank(gathered_bytes, pp)
     active = capability.active_stages_gathered
     if chunks.shape[1] <= active:
-        return chunks.sum(axis=1)
-    return np.sort(chunks, axis=1)[:, -active:].sum(axis=1)
+        result: Floats = chunks.sum(axis=1)
+        return result
+    result = np.sort(chunks, axis=1)[:, -active:].sum(axis=1)
+    return result
 
 
-def _activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
+def kept_activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
     """Kept activations at the worst moment of each rank's schedule."""
     chunks = by_rank(saved, pp)
     virtual = chunks.shape[1]
@@ -187,19 +193,24 @@ def _activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
     for count in np.unique(micro_batches):
         rows = micro_batches == count
         points = in_flight(pp, virtual, int(count)).astype(float)  # [pp, moments, virtual]
-        result[rows] = np.einsum("rmv,nvr->nrm", points, chunks[rows]).max(axis=2)
+        # [ranks, layouts, virtual] @ [ranks, virtual, moments]
+        held = np.matmul(chunks[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))
+        result[rows] = held.max(axis=2).T
     return result
 
 
-def _receive_buffers(
-    activations: ChunkActivations, pp: int, micro_batches: Ints, capability: Capability
+def receive_buffers(
+    received: Floats, returned: Floats, pp: int, micro_batches: Ints, capability: Capability
 ) -> Floats:
+    """Buffers that hidden states and their gradients are received in."""
     if pp == 1:
         return np.zeros((len(micro_batches), 1))
-    each = by_rank(activations.received + activations.returned, pp).sum(axis=1)
+    each = by_rank(received + returned, pp).sum(axis=1)
     if capability.receive_buffers == "per_micro_batch":
-        return each * micro_batches[:, None]
-    return each * np.minimum(pp, micro_batches)[:, None]
+        result: Floats = each * micro_batches[:, None]
+        return result
+    result = each * np.minimum(pp, micro_batches)[:, None]
+    return result
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Find a stage's best layout: complete over the legal space, best first, with sound pruning.
 
-Layouts are ordered by a lower bound of the objective and evaluated in that order, a batch at a time; the
-search ends when the best that fits is no worse than the next bound. Layouts whose memory cannot fit by a
-lower bound are never evaluated.
+Layouts that differ only in how widely they shard states share a core. Cores are ordered by a lower bound
+of the objective; in that order they are cut and bounded again, more tightly, and those that may still win
+are evaluated in all their splits. The search ends when the best that fits is no worse than the next
+bound. What cannot fit by a lower bound is never evaluated.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler import bounds
-from shipway.compiler.evaluate import Evaluation, Tables, evaluate, tables
-from shipway.compiler.layouts import Candidates, Keep, count_layouts, enumerate_layouts
+from shipway.compiler.evaluate import Evaluation, Tables, evaluate, tables, with_splits
+from shipway.compiler.evaluate_cores import core_bounds
+from shipway.compiler.layouts import (
+    Candidates,
+    Keep,
+    count_layouts,
+    enumerate_layouts,
+    joined,
+    sort_keys,
+    splits,
+)
 from shipway.compiler.problem import Problem
 from shipway.schemas.plan import Verdict
 
@@ -23,8 +33,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Objective = Literal["time", "cost", "memory"]
 
-BATCH = 384
-"""Layouts evaluated at a time."""
+CORES = 512
+"""Cores bounded at a time."""
+EXPANDED = 24
+"""Cores whose splits are evaluated at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +45,9 @@ class Found:
 
     candidates: Candidates
     """Layouts that were evaluated."""
-    shared: Tables
-    evaluation: Evaluation
+    step_seconds: Floats
+    peak_bytes: Floats
+    upper_bytes: Floats
     legal: int
     """Legal layouts in all."""
     best: int | None
@@ -43,27 +56,34 @@ class Found:
     """Positions that fit, best first."""
 
 
-def search(problem: Problem, *, prune: bool = True) -> Found | None:
-    """The best layout of a stage; None when the constraints leave no legal layout.
-
-    Without `prune` every legal layout is evaluated (what tests hold the search against).
-    """
+def search(problem: Problem) -> Found | None:
+    """The best layout of a stage; None when the constraints leave no legal layout."""
     legal = count_layouts(problem.space)
     if legal == 0:
         return None
-    capacity = float(problem.capacity_bytes)
-    candidates = enumerate_layouts(problem.space, _may_fit(problem) if prune else None)
-    if prune and len(candidates) == 0:
-        # Nothing can fit: keep what needs least, to say by how much it misses.
-        candidates = _least_demanding(problem)
-    shared = tables(problem, candidates)
-    seconds = bounds.layout_seconds(problem, candidates, shared)
-    least = bounds.layout_bytes(problem, candidates, shared)
-    order = np.argsort(_objective(problem, candidates, seconds, least), kind="stable")
-    if prune:
-        fitting = order[least[order] <= capacity]
-        order = fitting if len(fitting) else order[np.argsort(least[order], kind="stable")][:BATCH]
-    return _best_first(problem, candidates, shared, order, seconds, least, legal, prune)
+    cores = enumerate_layouts(problem.space, _may_fit(problem), widest=True)
+    if len(cores) == 0:
+        # Nothing can fit: look at what needs least, to say by how much it misses.
+        cores = enumerate_layouts(problem.space, _least_demanding(problem), widest=True)
+    shared = tables(problem, cores)
+    seconds = bounds.layout_seconds(problem, cores, shared)
+    least = bounds.layout_bytes(problem, cores, shared)
+    promise = _objective(problem, cores, seconds, least)
+    possible = np.flatnonzero(least <= problem.capacity_bytes)
+    if len(possible) == 0:
+        nearest = np.argsort(least, kind="stable")[:EXPANDED]
+        return _found(problem, legal, [_expand(problem, cores.take(nearest), shared.take(nearest))])
+    order = possible[np.argsort(promise[possible], kind="stable")]
+    return _found(problem, legal, _best_first(problem, cores, shared, order, promise))
+
+
+def exhaustive(problem: Problem) -> Found | None:
+    """Every legal layout evaluated, without bounds: what tests hold `search` against."""
+    candidates = enumerate_layouts(problem.space)
+    if len(candidates) == 0:
+        return None
+    result = evaluate(problem, candidates, tables(problem, candidates))
+    return _found(problem, len(candidates), [(candidates, result)])
 
 
 def _objective(problem: Problem, candidates: Candidates, seconds: Floats, peak: Floats) -> Floats:
@@ -77,39 +97,61 @@ def _objective(problem: Problem, candidates: Candidates, seconds: Floats, peak: 
 
 
 def _best_first(
-    problem: Problem,
-    candidates: Candidates,
-    shared: Tables,
-    order: Ints,
-    seconds: Floats,
-    least: Floats,
-    legal: int,
-    prune: bool,
-) -> Found:
-    promise = _objective(problem, candidates, seconds, least)[order]
-    done: list[Evaluation] = []
-    best, evaluated = np.inf, 0
-    while evaluated < len(order) and (not prune or promise[evaluated] < best):
-        batch = order[evaluated : evaluated + BATCH]
-        result = evaluate(problem, candidates.take(batch), _view(shared, batch))
-        fits = verdict_rank(result.peak_bytes, result.upper_bytes, problem.capacity_bytes) == 0
-        value = _objective(problem, candidates.take(batch), result.step_seconds, result.peak_bytes)
-        if fits.any():
-            best = min(best, float(value[fits].min()))
-        done.append(result)
-        evaluated += len(batch)
-    seen = order[:evaluated]
-    result = _joined(done)
-    chosen = candidates.take(seen)
-    rank = verdict_rank(result.peak_bytes, result.upper_bytes, problem.capacity_bytes)
-    value = _objective(problem, chosen, result.step_seconds, result.peak_bytes)
-    # Of equals prefer less memory, then the order of enumeration: the same plan every time.
-    ranking = np.lexsort((np.arange(len(value)), result.peak_bytes, value, rank))
+    problem: Problem, cores: Candidates, shared: Tables, order: Ints, promise: Floats
+) -> list[tuple[Candidates, Evaluation]]:
+    """Evaluate in the order of the bounds until no bound beats the best that fits."""
+    seen: list[tuple[Candidates, Evaluation]] = []
+    best, done = np.inf, 0
+    misses: list[tuple[Ints, Floats]] = []
+    while done < len(order) and promise[order[done]] < best:
+        batch = order[done : done + CORES]
+        batch = batch[promise[batch] < best]
+        seconds, least = core_bounds(problem, cores.take(batch), shared.take(batch))
+        value = _objective(problem, cores.take(batch), seconds, least)
+        misses.append((batch, least))
+        alive = np.flatnonzero(least <= problem.capacity_bytes)
+        alive = alive[np.argsort(value[alive], kind="stable")]
+        for start in range(0, len(alive), EXPANDED):
+            some = alive[start : start + EXPANDED]
+            some = some[value[some] < best]
+            if len(some) == 0:
+                break
+            index = batch[some]
+            candidates, result = _expand(problem, cores.take(index), shared.take(index))
+            fits = verdict_rank(result.peak_bytes, result.upper_bytes, problem.capacity_bytes) == 0
+            reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
+            best = min(best, float(reached[fits].min(initial=np.inf)))
+            seen.append((candidates, result))
+        done += CORES
+    if not seen:
+        index = np.concatenate([batch for batch, _ in misses])
+        need = np.concatenate([least for _, least in misses])
+        nearest = index[np.argsort(need, kind="stable")[:EXPANDED]]
+        seen.append(_expand(problem, cores.take(nearest), shared.take(nearest)))
+    return seen
+
+
+def _expand(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Candidates, Evaluation]:
+    """Evaluate all layouts that some cores stand for."""
+    candidates, core = splits(problem.space, cores)
+    return candidates, evaluate(problem, candidates, with_splits(problem, shared, candidates, core))
+
+
+def _found(problem: Problem, legal: int, seen: list[tuple[Candidates, Evaluation]]) -> Found:
+    candidates = joined([candidates for candidates, _ in seen])
+    step = np.concatenate([result.step_seconds for _, result in seen])
+    peak = np.concatenate([result.peak_bytes for _, result in seen])
+    upper = np.concatenate([result.upper_bytes for _, result in seen])
+    rank = verdict_rank(peak, upper, problem.capacity_bytes)
+    value = _objective(problem, candidates, step, peak)
+    # Of equals prefer less memory, then the simpler layout: the same plan every time.
+    ranking = np.lexsort((*sort_keys(candidates), peak, value, rank))
     fitting = ranking[rank[ranking] < 2]
     return Found(
-        candidates=chosen,
-        shared=_view(shared, seen),
-        evaluation=result,
+        candidates=candidates,
+        step_seconds=step,
+        peak_bytes=peak,
+        upper_bytes=upper,
         legal=legal,
         best=int(fitting[0]) if len(fitting) else None,
         order=fitting,
@@ -126,28 +168,6 @@ def verdict(peak_bytes: float, upper_bytes: float, capacity: int) -> Verdict:
     if upper_bytes <= capacity:
         return "fits"
     return "tight" if peak_bytes <= capacity else "does not fit"
-
-
-def _view(shared: Tables, index: Ints) -> Tables:
-    return Tables(
-        shared.cells,
-        shared.cell_of[index],
-        shared.parts,
-        shared.shardings,
-        shared.sharding_of[index],
-        shared.states,
-        shared.sizes,
-        shared.cuts,
-    )
-
-
-def _joined(parts: list[Evaluation]) -> Evaluation:
-    return Evaluation(
-        np.concatenate([part.step_seconds for part in parts]),
-        np.concatenate([part.peak_bytes for part in parts]),
-        np.concatenate([part.upper_bytes for part in parts]),
-        (),
-    )
 
 
 def _may_fit(problem: Problem) -> Keep:

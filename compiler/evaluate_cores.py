@@ -1,0 +1,50 @@
+"""What all layouts have in common that differ only in how widely they shard states: a *core*.
+
+A core fixes the cut, the passes' time and the activations. Its time and memory here are lower bounds of
+every split of data parallel into replicas and shards, and nearly reached by the best one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shipway.compiler import bounds
+from shipway.compiler.evaluate import Chunked, Tables, chunk, handed_over, pass_seconds
+from shipway.compiler.layouts import Candidates
+from shipway.compiler.memory import by_rank, kept_activations, receive_buffers, stays_gathered
+from shipway.compiler.problem import Problem
+from shipway.compiler.workload import LAST
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def core_bounds(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Floats, Floats]:
+    """Least seconds of a step and least peak bytes of each core."""
+    seconds, least = np.empty(len(cores)), np.empty(len(cores))
+    keys = cores.pp * 4096 + cores.chunks
+    for key in np.unique(keys):
+        index = np.flatnonzero(keys == key)
+        chunked = chunk(cores.take(index), shared.take(index), int(key) // 4096, int(key) % 4096)
+        seconds[index] = pass_seconds(problem, chunked, chunked.cells("forward"), chunked.cells("backward"))
+        least[index] = _bytes(problem, chunked)
+    return seconds, least
+
+
+def _bytes(problem: Problem, chunked: Chunked) -> Floats:
+    own, pp, shared = chunked.own, chunked.pp, chunked.shared
+    sizes, can = shared.sizes, problem.space.capability
+    moments = 2 * chunked.states("adamw_numel") + chunked.states("muon_numel")
+    kept = by_rank(chunked.states("shard_numel") * sizes.master + moments * sizes.moment, pp).sum(axis=1)
+    held = kept_activations(chunked.cells("saved"), pp, own.micro_batches)
+    temporary = shared.parts.scratch + shared.parts.overhead
+    lightest = temporary[:, 1:LAST].min(axis=1)[own.recompute, chunked.cell]
+    stream = 2 * shared.parts.hidden[chunked.cell]
+    if pp > 1:
+        whole = by_rank(chunked.states("whole_numel"), pp).sum(axis=1) * sizes.gradient
+        gathered = stays_gathered(chunked.states("gathered_bytes"), pp, can)
+        buffers = receive_buffers(*handed_over(chunked), pp, own.micro_batches, can)
+        kept = kept + whole + gathered + buffers
+    allocated = (kept + held).max(axis=1) + lightest + stream
+    return bounds.peak(problem, allocated, own)
