@@ -39,7 +39,9 @@ class CommandFolder(TyperGroup):
             module_name += "_"
         module = importlib.import_module(f"{commands.__name__}.{module_name}")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(cmd_name, no_args_is_help=getattr(module, "NO_ARGUMENTS_IS_HELP", False))(module.command)
+        single.command(cmd_name, no_args_is_help=getattr(module, "NO_ARGUMENTS_IS_HELP", False))(
+            module.command
+        )
         return typer.main.get_command(single)
 
 

@@ -43,7 +43,9 @@ Overrides = Annotated[
 ]
 ConfigDir = Annotated[
     Path | None,
-    typer.Option("--config-dir", metavar="DIR", help="Folder with config groups of your own.", show_default=False),
+    typer.Option(
+        "--config-dir", metavar="DIR", help="Folder with config groups of your own.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON, alone on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]

@@ -75,7 +75,9 @@ class Output:
             show(shown, self.log)
         raise typer.Exit(status)
 
-    def refuse(self, code: str, summary: str, status: int, *, file: str = "", help_text: str = "") -> NoReturn:
+    def refuse(
+        self, code: str, summary: str, status: int, *, file: str = "", help_text: str = ""
+    ) -> NoReturn:
         """Leave with one diagnostic."""
         where = Location(file=file) if file else None
         self.fail([Diagnostic(code=code, summary=summary, where=where, help=help_text)], status)

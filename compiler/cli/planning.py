@@ -50,25 +50,29 @@ def plan_blueprint(read: Read, output: Output) -> Plan:
     made = make_plan(read.blueprint, read.origin)
     if isinstance(made, Plan):
         return made
-    output.fail([*_placed(made, read), *read.warnings], exit_codes.NOTHING_FITS)
+    status = exit_codes.NOTHING_FITS if any(d.code.startswith("PL") for d in made) else exit_codes.INVALID
+    output.fail([*_placed(made, read), *read.warnings], status)
 
 
 def _placed(diagnostics: Sequence[Diagnostic], read: Read) -> list[Diagnostic]:
     """Give the planner's diagnostics the place of the field that they are about."""
-    from shipway.compiler.provenance import parse_path
+    from shipway.compiler.provenance import dotted, parse_path
+    from shipway.compiler.rules.layout import written_at
 
-    return [
-        d
-        if d.where is not None or not d.field
-        else d.model_copy(update={"where": read.composed.provenance.location(parse_path(d.field))})
-        for d in diagnostics
-    ]
+    placed = []
+    for diagnostic in diagnostics:
+        path = parse_path(diagnostic.field)
+        if path[:2] == ("training", "stages") and len(path) > 2 and isinstance(path[2], int):
+            path = written_at(read.blueprint, path[2], diagnostic.field)
+        where = diagnostic.where or read.composed.provenance.location(path)
+        placed.append(diagnostic.model_copy(update={"field": dotted(path), "where": where}))
+    return placed
 
 
 def is_plan_file(name: str) -> bool:
     """Whether an argument names a plan file or a build folder, rather than a blueprint."""
     path = Path(name)
-    return path.is_file() and path.suffix == ".json" or (path / "plan.json").is_file()
+    return (path.is_file() and path.suffix == ".json") or (path / "plan.json").is_file()
 
 
 def load_plan(name: str, output: Output) -> Plan:
@@ -83,7 +87,9 @@ def load_plan(name: str, output: Output) -> Plan:
         reason = (error.strerror or "error").lower()
         output.refuse("PL011", f"{path} cannot be read: {reason}", exit_codes.INVALID, help_text=help_text)
     except (ValidationError, UnicodeDecodeError) as error:
-        output.refuse("PL011", _not_a_plan(path, error), exit_codes.INVALID, file=str(path), help_text=help_text)
+        output.refuse(
+            "PL011", _not_a_plan(path, error), exit_codes.INVALID, file=str(path), help_text=help_text
+        )
     if plan.hash != plan.sealed().hash:
         summary = "the plan does not match its own hash: it was edited or cut"
         output.refuse("PL011", summary, exit_codes.INVALID, file=str(path), help_text=help_text)
@@ -102,7 +108,9 @@ def _not_a_plan(path: Path, error: Exception) -> str:
 def refuse_stale(plan: Plan, output: Output) -> None:
     """Leave with status 5 when the blueprint has changed since the plan was made."""
     if not plan.origin:
-        output.note("The plan does not say which blueprint it was made from, so nothing checks that it is current.")
+        output.note(
+            "The plan does not say which blueprint it was made from, so nothing checks that it is current."
+        )
         return
     name, *rest = plan.origin
     folders = [Path(text.removeprefix(CONFIG_DIR)) for text in rest if text.startswith(CONFIG_DIR)]

@@ -18,11 +18,14 @@ def command(
     name: Name,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan to a file.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the plan to a file.", show_default=False),
     ] = None,
     diff: Annotated[
         Path | None,
-        typer.Option("--diff", metavar="OLD", help="Show what changed since an older plan.", show_default=False),
+        typer.Option(
+            "--diff", metavar="OLD", help="Show what changed since an older plan.", show_default=False
+        ),
     ] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="With --diff: leave with status 6 when something changed.")
@@ -66,8 +69,12 @@ def command(
         output.show(render_plan(plan))
 
 
-def _dump(name: str, overrides: list[str] | None, config_dir: Path | None, wanted: str, output: Output) -> None:
-    from shipway.compiler.dump import PASSES, dump
+def _dump(
+    name: str, overrides: list[str] | None, config_dir: Path | None, wanted: str, output: Output
+) -> None:
+    from shipway.compiler.cli.planning import read_blueprint
+    from shipway.compiler.compose import compose
+    from shipway.compiler.dump import PASSES, dump_composed, dump_pass
     from shipway.compiler.suggest import did_you_mean, ordered
     from shipway.schemas.diagnostics import Diagnostic
 
@@ -79,7 +86,14 @@ def _dump(name: str, overrides: list[str] | None, config_dir: Path | None, wante
             help=did_you_mean(wanted, PASSES) or "Passes in order: " + ", ".join(PASSES),
         )
         output.fail([diagnostic])
-    output.text(dump(wanted, name, tuple(overrides or ()), config_dir, output))
+    if wanted == "compose":
+        composed = compose(name, tuple(overrides or ()), config_dir)
+        if not composed.complete:
+            output.fail(composed.diagnostics)
+        output.text(dump_composed(composed))
+        return
+    read = read_blueprint(name, overrides, config_dir, output)
+    output.text(dump_pass(wanted, read.blueprint, read.origin))
 
 
 def _show_difference(old: Plan, new: Plan, output: Output) -> bool:

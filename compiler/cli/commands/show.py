@@ -10,7 +10,9 @@ from shipway.compiler.cli.options import Json, Quiet
 
 
 def command(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a build folder.", show_default=False)],
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="A plan file, or a build folder.", show_default=False)
+    ],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -1,0 +1,60 @@
+"""What `build` and `launch` share: from a plan file or a blueprint to a build folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shipway.compiler.cli import exit_codes
+from shipway.compiler.cli.output import Output
+from shipway.compiler.cli.planning import (
+    is_plan_file,
+    load_plan,
+    plan_blueprint,
+    read_blueprint,
+    refuse_stale,
+)
+from shipway.schemas.plan import Plan
+
+BUILDS = Path("build")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A build folder that stands."""
+
+    folder: Path
+    plan: Plan
+    files: list[Path]
+
+
+def build_source(
+    source: str,
+    overrides: Sequence[str] | None,
+    config_dir: Path | None,
+    out: Path | None,
+    force: bool,
+    output: Output,
+) -> Built:
+    """Build from a plan file, which must be current, or from a blueprint, which is planned first."""
+    from shipway.compiler.emit.build import build
+
+    if is_plan_file(source):
+        if overrides:
+            summary = "a plan is frozen, so overrides cannot change it"
+            output.refuse("CL001", summary, exit_codes.INVALID, help_text="Give them to `shipway plan`.")
+        plan = load_plan(source, output)
+        refuse_stale(plan, output)
+    else:
+        read = read_blueprint(source, overrides, config_dir, output)
+        if not output.as_json:
+            output.warn(read.warnings)
+        plan = plan_blueprint(read, output)
+    folder = out if out is not None else BUILDS / plan.name
+    try:
+        files = build(plan, folder, force)
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        output.refuse("EN003", f"{folder} cannot be written: {reason}", exit_codes.ENVIRONMENT)
+    return Built(folder, plan, [Path(file) for file in files])
