@@ -118,7 +118,7 @@ class Checkpointer:
         return None
 
     def restore(self, folder: Path, state: State) -> None:
-        """Read a checkpoint's tensors into `state` in place, in any sharding; raises Fatal with the reason."""
+        """Read tensors into `state` in place, whatever layout wrote them; raises Fatal with the reason."""
         try:
             dcp.load(state, storage_reader=dcp.FileSystemReader(folder), process_group=self.groups.checkpoint)
         except (CheckpointException, RuntimeError, ValueError, KeyError) as error:

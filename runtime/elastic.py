@@ -9,15 +9,18 @@ and waits as long as a save may take (override with torchrun's own --shutdown-ti
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from shipway.runtime.attempts import record_deaths
 from shipway.runtime.exit_codes import ExitCode
 
 FORWARDED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -31,15 +34,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    # torchrun reports a worker's reserved code as an error with a traceback of its own.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run.main([*defaults, *given])
     except ChildFailedError as error:
+        report_deaths(error.failures)
         return combined_code(error.failures)
     except SignalException as error:
         # The workers were told and have ended by now; they saved if they could.
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr, flush=True)
         return int(ExitCode.PREEMPTED)
     return int(ExitCode.DONE)
+
+
+def report_deaths(failures: Mapping[int, ProcessFailure]) -> None:
+    """Leave the exit codes where a supervisor can find them."""
+    if folder := os.environ.get("SHIPWAY_ATTEMPT_FOLDER"):
+        record_deaths(Path(folder), {rank: failure.exitcode for rank, failure in failures.items()})
 
 
 def combined_code(failures: Mapping[int, ProcessFailure]) -> int:

@@ -24,6 +24,11 @@ class ExitCode(IntEnum):
         """Whether a supervisor should start the run again."""
         return self in (ExitCode.PREEMPTED, ExitCode.RETRYABLE)
 
+    @property
+    def words(self) -> str:
+        """For records and people."""
+        return self.name.lower().replace("_", " ")
+
 
 class Fatal(Exception):  # noqa: N818 - names the exit code, not a kind of error
     """A failure that a restart would only repeat; the message is for the user."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from shipway.runtime.build_folder import import_model, read_plan
 from shipway.runtime.checkpoint import Checkpointer
+from shipway.runtime.context import Context
 from shipway.runtime.data.errors import DataError
 from shipway.runtime.distributed import host_groups, join, leave
 from shipway.runtime.exit_codes import ExitCode, Fatal, Retryable
@@ -26,7 +27,8 @@ from shipway.runtime.programme import run_programme
 from shipway.runtime.progress import make_display
 from shipway.runtime.run_folder import RunFolder
 from shipway.runtime.signals import StopRequest
-from shipway.runtime.stage import Context
+from shipway.runtime.watchdog import Limits, Watchdog
+from shipway.schemas.plan import Plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,12 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     run = RunFolder(options.run_dir)
     rank = int(os.environ.get("RANK", "0"))
+    run.write_pid(rank)
     stop = StopRequest()
     stop.install()
     code, reason = ExitCode.DONE, "the programme is finished"
     try:
         code = _train(options.build, run, options.device, stop, options.until)
-        reason = code.name.lower().replace("_", " ")
+        reason = code.words
         leave()
     except BaseException as error:
         code, reason = classify(error)
@@ -74,14 +77,32 @@ def _train(
     )
     writer = MetricsWriter(run.metrics, run.path / "tensorboard") if rank == 0 else None
     display = make_display(rank)
-    context = Context(plan, module, build, run, device, groups, checkpointer, stop, display, writer)
+    watchdog = _watchdog(plan, run)
+    context = Context(plan, module, build, run, device, groups, checkpointer, stop, display, watchdog, writer)
     try:
-        return run_programme(context, until)
-    finally:
+        code = run_programme(context, until)
+        watchdog.stop()
         checkpointer.close()
+        return code
+    finally:
         display.close()
         if writer:
             writer.close()
+
+
+def _watchdog(plan: Plan, run: RunFolder) -> Watchdog:
+    faults, rank = plan.blueprint.training.faults, dist.get_rank()
+    watchdog = Watchdog(
+        rank,
+        dist.get_world_size(),
+        Limits(faults.hang_factor, faults.hang_minimum),
+        # A connection of its own: the main thread may hang inside a wait on the default one.
+        dist.distributed_c10d._get_default_store().clone(),
+        run.attempt / f"rank{rank}.stacks",
+        on_hang=lambda text: run.write_exit(rank, ExitCode.RETRYABLE, text),
+    )
+    watchdog.start()
+    return watchdog
 
 
 def classify(error: BaseException) -> tuple[ExitCode, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from shipway.runtime.context import Context, Position
 from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.loop import train_stage
 from shipway.runtime.metrics import rewind
-from shipway.runtime.stage import Context, Position, train_stage
 from shipway.schemas.plan import Plan, StagePlan
 
 

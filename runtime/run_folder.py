@@ -63,6 +63,10 @@ class RunFolder:
         recent = starts[-STARTS_WITHOUT_PROGRESS - 1 :]
         return len(recent) <= STARTS_WITHOUT_PROGRESS or len(set(recent)) > 1
 
+    def write_pid(self, rank: int) -> None:
+        """Leave this process's id, so that a supervisor can kill it when its agent is gone."""
+        replace_text(self.attempt / f"rank{rank}.pid", f"{os.getpid()}\n")
+
     def write_exit(self, rank: int, code: ExitCode, reason: str) -> None:
         """Say why this rank ends; the supervisor reads it, since torchrun hides exit codes."""
         entry = {

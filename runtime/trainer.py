@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from shipway.runtime.gradients import clip, gradient_norm, zero_missing
 from shipway.runtime.optimizers import Optimizer
 from shipway.runtime.parallel.data import reduce_replicated, replicated_parameters, set_gradient_sync
 from shipway.runtime.parallelize import ParallelModel
+from shipway.runtime.qk_clip import QkClip
 from shipway.runtime.routing import ExpertLoads, read_and_balance, reset_counters
 
 LABEL_IGNORED = -100
@@ -41,23 +43,33 @@ class Trainer:
     model: ParallelModel
     optimizer: Optimizer
     gradient_clip: float | None
+    qk_clip: QkClip | None = None
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+    def step(
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        on_phase: Callable[[str], None] = lambda name: None,
+    ) -> StepResult:
         """Train on the micro-batches of one step; every rank must call it.
 
         When loss or gradient norm is not finite nothing is changed, and `finite` says so.
+        `on_phase` is told what begins.
         """
+        on_phase("forward and backward")
         valid_tokens, token_hash = self._count(batches)
         loss_sum = self._forward_backward(batches, valid_tokens)
+        on_phase("gradients")
         norm = self._finish_gradients()
+        on_phase("update")
         loss = float(loss_sum) / max(1, valid_tokens)
-        finite = bool(torch.isfinite(norm)) and loss == loss and abs(loss) != float("inf")
+        finite = math.isfinite(float(norm)) and math.isfinite(loss)
         if finite:
             self._update(norm, learning_rate)
             loads = read_and_balance(self.model)
         else:
             loads = {}
-            reset_counters(self.model)
+            self._forget()
         self._clear_gradients()
         return StepResult(loss, float(norm), valid_tokens, token_hash, finite, loads)
 
@@ -98,6 +110,13 @@ class Trainer:
         if self.gradient_clip is not None:
             clip(self._parameters(), norm, self.gradient_clip)
         self.optimizer.step(learning_rate)
+        if self.qk_clip:
+            self.qk_clip.clip()
+
+    def _forget(self) -> None:
+        reset_counters(self.model)
+        if self.qk_clip:
+            self.qk_clip.forget()
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters():

@@ -1,0 +1,75 @@
+"""What remains of each start of a run: exit reasons of ranks, the list of attempts, stray workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from shipway.runtime.exit_codes import ExitCode
+from shipway.schemas.run import ATTEMPTS_FILE, Attempt
+
+_GRAVITY = (ExitCode.FATAL, ExitCode.NO_PROGRESS, ExitCode.RETRYABLE, ExitCode.PREEMPTED, ExitCode.DONE)
+
+
+def next_number(run: Path) -> int:
+    """Number of the next attempt, from 1."""
+    numbers = [int(f.name) for f in (run / "attempts").glob("*") if f.name.isdigit()]
+    return max(numbers, default=0) + 1
+
+
+def append_attempt(run: Path, attempt: Attempt) -> None:
+    """One more line of attempts.jsonl."""
+    with (run / ATTEMPTS_FILE).open("a") as file:
+        file.write(attempt.model_dump_json() + "\n")
+
+
+def explain(folder: Path, code: ExitCode) -> str:
+    """Why an attempt ended: the words of the rank whose code is the gravest, with rank and host."""
+    reasons = _rank_reasons(folder)
+    killed = _killed_workers(folder)
+    if killed and code is ExitCode.RETRYABLE:
+        return killed  # what the others say of a lost peer is only its consequence
+    for grave in _GRAVITY:
+        for entry in reasons:
+            if entry["code"] == grave:
+                return f"rank {entry['rank']} on {entry['host']}: {entry['reason']}"
+    return killed or "the workers left no word: they were killed, or never started"
+
+
+def kill_workers(folder: Path) -> None:
+    """Kill workers of an attempt that outlived their agent, by the process ids they left."""
+    for path in folder.glob("rank*.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            # Only if the id still is a worker of ours, not a stranger that inherited the number.
+            if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        path.unlink(missing_ok=True)
+
+
+def record_deaths(folder: Path, deaths: dict[int, int]) -> None:
+    """Note exit codes of ranks (negative: a signal) that torchrun's agent saw."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "deaths.json").write_text(json.dumps(deaths) + "\n")
+
+
+def _rank_reasons(folder: Path) -> list[dict[str, Any]]:
+    reasons = []
+    for path in sorted(folder.glob("rank*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            reasons.append(json.loads(path.read_text()))
+    return reasons
+
+
+def _killed_workers(folder: Path) -> str:
+    try:
+        deaths: dict[str, int] = json.loads((folder / "deaths.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    killed = {rank: -code for rank, code in deaths.items() if code < 0}
+    names = [f"rank {rank} was killed by {signal.Signals(number).name}" for rank, number in killed.items()]
+    return ", ".join(names)

@@ -1,0 +1,196 @@
+"""Training on this machine: starts the workers, and starts them again after a failure that may pass.
+
+    python -m shipway.runtime.supervisor BUILD --run-dir runs/ID
+
+Restarts on preemption and on retryable failures, never on fatal ones, and not without progress. One
+Ctrl-C (or TERM, USR1) lets the workers save and leave; a second one kills them. The exit code is the
+last attempt's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from shipway.runtime.attempts import append_attempt, explain, kill_workers, next_number
+from shipway.runtime.build_folder import read_plan
+from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.run_folder import RunFolder
+from shipway.schemas.plan import Plan
+from shipway.schemas.run import HALT_FILE, Attempt
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass
+class Supervisor:
+    """One run on this machine."""
+
+    plan: Plan
+    build: Path
+    run: RunFolder
+    extra: Sequence[str] = ()
+    """Further arguments of shipway.runtime.main."""
+    say: Callable[[str], None] = print
+    stop_requests: int = 0
+    _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _number: int = 0
+
+    def supervise(self) -> ExitCode:
+        """Run attempts until the programme is done or must not go on."""
+        failures = 0
+        pause_seconds = FIRST_PAUSE_SECONDS
+        while True:
+            progress = self._step()
+            code = self._attempt()
+            if self._step() > progress:
+                failures, pause_seconds = 0, FIRST_PAUSE_SECONDS
+            if not code.restarts or self.stop_requests:
+                return code
+            failures += 1
+            limit = self.plan.blueprint.training.faults.restarts
+            if failures > limit:
+                self.say(f"stopping: {limit} restarts in a row finished no step")
+                return ExitCode.NO_PROGRESS
+            self.say(f"starting again in {pause_seconds:.0f} s")
+            self._pause(pause_seconds)
+            pause_seconds = min(LONGEST_PAUSE_SECONDS, 2 * pause_seconds)
+            if self.stop_requests:
+                return code
+
+    def install_signals(self) -> None:
+        """Take over the stop signals."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_requests += 1
+        child = self._child
+        if self.stop_requests == 1:
+            self.say("stopping: the workers save at the end of this step (once more to kill them)")
+            if child is not None:
+                child.send_signal(signal.SIGTERM)
+        elif child is not None:
+            self.say("killing the workers")
+            kill_workers(self.run.path / "attempts" / str(self._number))
+            child.kill()
+
+    def _attempt(self) -> ExitCode:
+        self._number = next_number(self.run.path)
+        folder = self.run.path / "attempts" / str(self._number)
+        folder.mkdir(parents=True, exist_ok=True)
+        started_at = now()
+        self.run.write_status(state="running", attempt=self._number, reason="")
+        environment = os.environ | {
+            "SHIPWAY_ATTEMPT": str(self._number),
+            "SHIPWAY_ATTEMPT_FOLDER": str(folder),
+        }
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._processes)))
+        # A session of its own: Ctrl-C on the terminal reaches the supervisor alone, which decides.
+        self._child = subprocess.Popen(self.command(folder), env=environment, start_new_session=True)
+        returned = self._child.wait()
+        self._child = None
+        kill_workers(folder)
+        code = ExitCode(returned) if returned in set(ExitCode) else ExitCode.RETRYABLE
+        reason, words = explain(folder, code), code.words
+        if code is not ExitCode.DONE:
+            self.say(f"attempt {self._number} ended ({words}): {reason}")
+        append_attempt(self.run.path, self._record(started_at, code))
+        self.run.write_status(state=words, reason=reason)
+        return code
+
+    def command(self, folder: Path) -> list[str]:
+        """What one attempt runs. Rank 0 writes to this terminal, the others to the attempt's folder."""
+        redirects = ",".join(f"{rank}:3" for rank in range(1, self._processes))
+        return [
+            *(sys.executable, "-m", "shipway.runtime.elastic"),
+            *("--nproc-per-node", str(self._processes)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", "0"),
+            *("--log-dir", str(folder / "logs"), *(("--redirects", redirects) if redirects else ())),
+            *("-m", "shipway.runtime.main", str(self.build), "--run-dir", str(self.run.path), *self.extra),
+        ]
+
+    @property
+    def _processes(self) -> int:
+        return self.plan.stages[0].layout.world_size
+
+    def _step(self) -> int:
+        return int(self.run.read_status().get("step", 0))
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stop_requests:
+            time.sleep(min(0.1, seconds))
+
+    def _record(self, started_at: str, code: ExitCode) -> Attempt:
+        stage = str(self.run.read_status().get("stage", ""))
+        reason = "stopped" if self.stop_requests and code is ExitCode.PREEMPTED else code.words
+        return Attempt(
+            number=self._number,
+            stage=stage,
+            job=str(os.getpid()),
+            nodes=os.uname().nodename,
+            started_at=started_at,
+            ended_at=now(),
+            exit_code=int(code),
+            reason=reason,
+        )
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Supervise a run; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="shipway.runtime.supervisor", description=__doc__)
+    parser.add_argument("build", type=Path, help="folder that `shipway build` wrote")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run, new or old")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="by default cuda where there is one")
+    options = parser.parse_args(arguments)
+    run = RunFolder(options.run_dir.resolve())
+    try:
+        plan = read_plan(options.build)
+        check_same_plan(plan, run)
+    except Fatal as error:
+        print(error, file=sys.stderr)
+        return int(ExitCode.FATAL)
+    shutil.copyfile(options.build / "plan.json", run.path / "plan.json")
+    pid_file = run.path / "supervisor.pid"
+    pid_file.write_text(f"{os.getpid()}\n")
+    extra = ("--device", options.device) if options.device else ()
+    supervisor = Supervisor(plan, options.build.resolve(), run, extra)
+    supervisor.install_signals()
+    try:
+        return int(supervisor.supervise())
+    finally:
+        pid_file.unlink(missing_ok=True)
+
+
+def check_same_plan(plan: Plan, run: RunFolder) -> None:
+    """Refuse to continue a run under another plan, to start what was halted, or to start a run twice."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    if (run.path / HALT_FILE).exists():
+        raise Fatal(f"{run.path / HALT_FILE} is there, so nothing may start; `shipway resume` lifts it")
+    if (run.path / "plan.json").exists() and read_plan(run.path).hash != plan.hash:
+        raise Fatal(f"{run.path} is a run of another plan: start a new one (--new), or build that plan again")
+    pid_file = run.path / "supervisor.pid"
+    if pid_file.exists() and Path(f"/proc/{pid_file.read_text().strip()}").exists():
+        raise Fatal(f"{run.path} is running already (process {pid_file.read_text().strip()})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
