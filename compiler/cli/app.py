@@ -38,6 +38,8 @@ class CommandFolder(TyperGroup):
         if module_name not in found:
             module_name += "_"
         module = importlib.import_module(f"{commands.__name__}.{module_name}")
+        if hasattr(module, "application"):
+            return typer.main.get_command(module.application())
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         single.command(cmd_name, no_args_is_help=getattr(module, "NO_ARGUMENTS_IS_HELP", False))(
             module.command

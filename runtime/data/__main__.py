@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.pack import Packed, Packing, pack
@@ -28,6 +31,7 @@ from shipway.schemas.training import (
 )
 
 _PREVIEW_TOKENS = 64
+_PROGRESS_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,11 +42,22 @@ def main(arguments: Sequence[str]) -> int:
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has gone; what is still buffered must not raise again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with exit code 2."""
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shipway data", description="Pre-tokenised shards.")
+    parser = _Parser(prog="shipway data", description="Pre-tokenised shards.")
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="tokenise a source into memory-mapped shards")
     packing.add_argument("source", help="file, folder or URL of text; or python_stdlib")
@@ -94,10 +109,13 @@ def _pack(options: argparse.Namespace) -> None:
     records = open_records(_source(options), Path.cwd())
     part, parts = options.part
     packing = Packing(options.shard_tokens, part, parts, options.corrupt_limit)
-    result = Packed()
+    result, shown = Packed(), time.monotonic()
     for result in pack(records, tokenizer, options.out, packing, options.source):
         if options.as_json:
             print(json.dumps(asdict(result)), flush=True)
+        elif time.monotonic() - shown > _PROGRESS_SECONDS:
+            shown = time.monotonic()
+            print(f"{result.read:,} of {result.records:,} records", file=sys.stderr)
     if options.as_json:
         return
     for problem in result.problems:

@@ -34,6 +34,10 @@ class Packing:
 class Packed:
     """What was written."""
 
+    records: int = 0
+    """Records of this part."""
+    read: int = 0
+    """Of these, records read so far."""
     shards: list[str] = field(default_factory=list)
     documents: int = 0
     tokens: int = 0
@@ -56,7 +60,7 @@ def pack(
     first = records.count * packing.part // packing.parts
     last = records.count * (packing.part + 1) // packing.parts
     documents = TokenizedRecords(records, tokenizer)
-    result = Packed()
+    result = Packed(records=last - first)
     writer: _ShardWriter | None = None
     for start in range(first, last, _BATCH_DOCUMENTS):
         indices = np.arange(start, min(start + _BATCH_DOCUMENTS, last), dtype=np.int64)
@@ -72,7 +76,8 @@ def pack(
             if writer.tokens >= packing.shard_tokens:
                 _finish(writer, result)
                 writer = None
-        _check_limit(result, packing, last - first)
+        result.read += len(indices)
+        _check_limit(result, packing)
         yield result
     if writer is not None:
         _finish(writer, result)
@@ -132,13 +137,13 @@ def _finish(writer: _ShardWriter, result: Packed) -> None:
     result.tokens += writer.tokens
 
 
-def _check_limit(result: Packed, packing: Packing, records: int) -> None:
-    allowed = int(packing.corrupt_limit * records)
+def _check_limit(result: Packed, packing: Packing) -> None:
+    allowed = int(packing.corrupt_limit * result.records)
     if len(result.problems) > allowed:
         shown = "\n  ".join(result.problems[-5:])
         raise DataError(
             f"{len(result.problems)} unreadable records, and a corrupt limit of {packing.corrupt_limit:g}"
-            f" allows {allowed} of {records}; repair them or raise the limit. The last ones:\n  {shown}"
+            f" allows {allowed} of {result.records}; repair them or raise the limit. The last:\n  {shown}"
         )
 
 
