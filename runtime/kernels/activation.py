@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .elementwise import fuse
 from .precision import widen
 
 
@@ -33,20 +34,29 @@ class _GatedUnit(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, cap: float | None, up_cap: float | None) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.caps = cap, up_cap
-        wide = widen(gate)
-        return (_soft_cap(wide, cap) * wide.sigmoid()).mul_(_soft_cap(widen(up), up_cap)).to(gate.dtype)
+        return _gated(gate, up, cap, up_cap)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        gate, up = ctx.saved_tensors
-        cap, up_cap = ctx.caps
-        wide, grad = widen(gate), widen(grad)
-        open_, capped, linear = wide.sigmoid(), _soft_cap(wide, cap), _soft_cap(widen(up), up_cap)
-        # d(cap * sigmoid) = cap' sigmoid + cap sigmoid (1 - sigmoid)
-        slope = open_ * (_soft_cap_slope(capped, cap) + capped * (1 - open_))
-        grad_gate = grad * linear * slope
-        grad_up = grad * capped * open_ * _soft_cap_slope(linear, up_cap)
-        return grad_gate.to(gate.dtype), grad_up.to(up.dtype), None, None
+        return *_gated_backward(grad, *ctx.saved_tensors, *ctx.caps), None, None
+
+
+@fuse
+def _gated(gate: Tensor, up: Tensor, cap: float | None, up_cap: float | None) -> Tensor:
+    wide = widen(gate)
+    return (_soft_cap(wide, cap) * wide.sigmoid() * _soft_cap(widen(up), up_cap)).to(gate.dtype)
+
+
+@fuse
+def _gated_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, cap: float | None, up_cap: float | None
+) -> tuple[Tensor, Tensor]:
+    wide, grad = widen(gate), widen(grad)
+    opened, capped, linear = wide.sigmoid(), _soft_cap(wide, cap), _soft_cap(widen(up), up_cap)
+    # d(capped * sigmoid) = capped' sigmoid + capped sigmoid (1 - sigmoid)
+    slope = opened * (_soft_cap_slope(capped, cap) + capped * (1 - opened))
+    grad_up = grad * capped * opened * _soft_cap_slope(linear, up_cap)
+    return (grad * linear * slope).to(gate.dtype), grad_up.to(up.dtype)
 
 
 def _soft_cap(x: Tensor, cap: float | None) -> Tensor:

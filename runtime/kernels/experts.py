@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import chosen
+from .elementwise import fuse
 from .precision import widen
 
 
@@ -95,11 +96,41 @@ def permute(x: Tensor, order: Order) -> Tensor:
 def unpermute(rows: Tensor, order: Order, weights: Tensor) -> Tensor:
     """Bring the experts' rows [T*k, D] back and sum them by `weights` [T, k], in fp32: [T, D].
 
-    Rows past T*k are ignored.
+    Rows past T*k are ignored. Keeps `rows` as they are for the backward pass.
     """
-    tokens, k = weights.shape
-    chosen_rows = rows.index_select(0, order.place).unflatten(0, (tokens, k))
-    return (widen(chosen_rows) * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
+    return _Unpermute.apply(rows, weights, order.token, order.place)
+
+
+class _Unpermute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, token: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weights, token, place)
+        return _weighted_sum(rows, weights, place)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows, weights, token, place = ctx.saved_tensors
+        by_row = torch.empty_like(weights).flatten().index_copy_(0, place, weights.flatten())
+        grad_rows, dots = _weighted_sum_backward(grad, rows, by_row.unsqueeze(1), token)
+        if rows.shape[0] > token.shape[0]:
+            grad_rows = torch.cat((grad_rows, rows.new_zeros(rows.shape[0] - token.shape[0], rows.shape[1])))
+        return grad_rows, dots.index_select(0, place).view_as(weights).to(weights.dtype), None, None
+
+
+@fuse
+def _weighted_sum(rows: Tensor, weights: Tensor, place: Tensor) -> Tensor:
+    """sum_i weights[t, i] * rows[place[t k + i]], [T, D]."""
+    choices = widen(rows.index_select(0, place)).view(*weights.shape, -1)
+    return (choices * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
+@fuse
+def _weighted_sum_backward(
+    grad: Tensor, rows: Tensor, weight: Tensor, token: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the rows [T*k, D], and of the weight [T*k] that each of them had."""
+    wide = widen(grad.index_select(0, token))
+    return (wide * weight).to(rows.dtype), (wide * rows[: token.shape[0]]).sum(-1)
 
 
 class _Permute(torch.autograd.Function):
