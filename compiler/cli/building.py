@@ -26,7 +26,10 @@ class Built:
 
     folder: Path
     plan: Plan
-    files: list[Path]
+    written: list[Path]
+    """Files written, relative to the folder."""
+    unchanged: list[Path]
+    """Files that held the same bytes already."""
 
 
 def build_source(
@@ -52,9 +55,7 @@ def build_source(
             output.warn(read.warnings)
         plan = plan_blueprint(read, output)
     folder = out if out is not None else BUILDS / plan.name
-    try:
-        files = build(plan, folder, force)
-    except OSError as error:
-        reason = (error.strerror or "error").lower()
-        output.refuse("EN003", f"{folder} cannot be written: {reason}", exit_codes.ENVIRONMENT)
-    return Built(folder, plan, [Path(file) for file in files])
+    built = build(plan, folder, force)
+    if isinstance(built, list):
+        output.fail(built, exit_codes.ENVIRONMENT)
+    return Built(built.folder, plan, list(built.written), list(built.unchanged))

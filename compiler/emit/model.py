@@ -5,15 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
 from shipway.compiler.emit.constants import Kinds, constants, kinds_of
 from shipway.compiler.emit.features import features, legend
 from shipway.compiler.emit.imports import imports
 from shipway.compiler.emit.optimizer_groups import optimizer_groups
+from shipway.compiler.emit.templates import templates
 from shipway.schemas.model import Model, Position
 
 LINE_LENGTH = 110
@@ -43,10 +41,10 @@ def render_model(model: Model, *, header: Header) -> str:
     kinds = kinds_of(model)
     context = _context(model, kinds)
     resolved = constants(model, kinds)
-    templates = _environment()
-    blocks = (templates.get_template(f"{block}.j2").render(context) for block in _blocks(context))
+    environment = templates("model")
+    blocks = (environment.get_template(f"{block}.j2").render(context) for block in _blocks(context))
     body = "\n\n\n".join(block.strip() for block in blocks)
-    text = templates.get_template("model.py.j2").render(
+    text = environment.get_template("model.py.j2").render(
         header=header,
         features=[line for feature in features(model, kinds) for line in _bullet(feature)],
         legend=legend(model, kinds),
@@ -84,27 +82,6 @@ def _blocks(context: Mapping[str, Any]) -> Iterator[str]:
 
 def _bullet(text: str) -> list[str]:
     return textwrap.wrap(f"- {text}", LINE_LENGTH, subsequent_indent="  ")
-
-
-class _PackagedTemplates(BaseLoader):
-    """Templates of `shipway.templates`, also when the package is not a folder of files."""
-
-    def get_source(self, environment: Environment, template: str) -> tuple[str, str | None, None]:
-        source = files("shipway.templates").joinpath("model", template)
-        if not source.is_file():
-            raise TemplateNotFound(template)
-        return source.read_text(encoding="utf-8"), None, None
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=_PackagedTemplates(),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=False,
-        autoescape=False,
-    )
 
 
 def _context(model: Model, kinds: Kinds) -> dict[str, Any]:
