@@ -16,7 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import tuning
 from .documents import document_of_token
+
+tuning.use_shipped()  # before anything imports fla, which reads its environment once
 
 DELTA_CHUNKS = (32, 64)
 DELTA_LARGEST_WIDTH = 256
