@@ -1,66 +1,66 @@
-"""Cut models into pipeline chunks: contiguous runs of layers whose slowest is as fast as can be.
+"""Cut a model into pipeline chunks: contiguous runs of layers whose slowest is as fast as can be.
 
-Exact: the bottleneck starts at a lower bound and rises to the next sum at which one more layer fits
-somewhere, until the chunks suffice (Pinar and Aykanat 2004, section 3.2). Of the cuts that reach the best
-bottleneck the one with the lightest early chunks is taken: they hold the most micro-batches. Many models
-(the layers' costs under many layouts) are cut in one call.
+Exact, by bisection over the bottleneck with both ends snapped to sums that occur (Pinar and Aykanat 2004,
+section 3.2). Of the cuts that reach the best bottleneck the one with the lightest early chunks is taken:
+they hold the most micro-batches. Costs are whole numbers, so that there are no near-ties.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-SLACK = 1e-9
-"""Sums that differ by less than this share of the whole are equal."""
+RESOLUTION = 64
+"""Steps that the heaviest layer's cost is counted in, finer than any cost is known: layouts whose layers
+cost alike share a cut."""
 
 
-def cut(sums: Floats, chunks: int) -> Ints:
-    """Boundaries [models, chunks + 1] of `chunks` runs of at least one layer that minimise the slowest.
+def cut(costs: Sequence[int], chunks: int) -> tuple[int, ...]:
+    """Boundaries [0, ..., layers] of `chunks` runs of at least one layer that minimise the slowest.
 
-    `sums` are running sums of each model's layer costs, [models, layers + 1], starting at 0; what comes
-    before the first layer and after the last belongs to those layers.
+    What comes before the first layer and after the last (embedding, head) belongs to their costs.
     """
-    models, layers = len(sums), sums.shape[1] - 1
+    layers = len(costs)
     if chunks > layers:
         raise ValueError(f"{layers} layers do not fill {chunks} chunks")
-    if chunks == 1:
-        return np.tile(np.array([0, layers]), (models, 1))
-    scaled = sums / sums[:, -1:]
-    limit = np.maximum(np.diff(scaled, axis=1).max(axis=1), 1.0 / chunks)
-    result = np.empty((models, chunks + 1), dtype=np.int64)
-    open_ = np.arange(models)
-    while len(open_):
-        bounds, following = _fill_from_the_back(scaled[open_], chunks, limit[open_])
-        filled = bounds[:, 0] == 0
-        result[open_[filled]] = bounds[filled]
-        limit[open_[~filled]] = following[~filled]
-        open_ = open_[~filled]
-    return result
+    sums = [0, *accumulate(costs)]
+    low = max(max(costs), -(-sums[-1] // chunks))
+    best, low = _fill_from_the_back(sums, chunks, low)
+    if best is not None:
+        return best
+    # Filled greedily, no chunk exceeds the average by more than one layer.
+    best, _ = _fill_from_the_back(sums, chunks, -(-sums[-1] // chunks) + max(costs))
+    assert best is not None
+    high = _slowest(sums, best)
+    while low < high:
+        bounds, following = _fill_from_the_back(sums, chunks, (low + high) // 2)
+        if bounds is None:
+            low = following
+        else:
+            high = _slowest(sums, bounds)
+    best, _ = _fill_from_the_back(sums, chunks, high)
+    assert best is not None
+    return best
 
 
-def _fill_from_the_back(scaled: Floats, chunks: int, limit: Floats) -> tuple[Ints, Floats]:
-    """Fill chunks greedily from the last; also the smallest limit that would change one of them.
+def _slowest(sums: list[int], bounds: Sequence[int]) -> int:
+    return max([sums[end] - sums[start] for start, end in pairwise(bounds)])
 
-    The first boundary is above 0 where the limit leaves layers over.
-    """
-    models, columns = scaled.shape
-    row = np.arange(models)
-    # One sorted array of all models, two apart, lets one binary search serve them all.
-    flat = (scaled + 2.0 * row[:, None]).reshape(-1)
-    bounds = np.empty((models, chunks + 1), dtype=np.int64)
-    bounds[:, -1] = end = np.full(models, columns - 1)
-    following = np.full(models, np.inf)
+
+def _fill_from_the_back(sums: list[int], chunks: int, limit: int) -> tuple[tuple[int, ...] | None, int]:
+    """Fill chunks greedily from the last; without success, the smallest limit that changes a chunk."""
+    end = len(sums) - 1
+    bounds = [end]
+    following = sums[-1]
     for left in range(chunks - 1, -1, -1):
-        until = scaled[row, end]
-        reach = np.maximum(until - limit - SLACK, 0.0)
-        start = np.searchsorted(flat, reach + 2.0 * row) - row * columns
-        # A run may not be so long that the chunks before it go without a layer.
-        start = np.clip(start, left, end - 1)
-        longer = until - scaled[row, np.maximum(start - 1, 0)]
-        following = np.where(start > left, np.minimum(following, longer), following)
-        bounds[:, left] = end = start
-    return bounds, following
+        start = bisect_left(sums, sums[end] - limit, 0, end)
+        if start <= left:
+            # The chunks before must not go without a layer; from here on each takes one.
+            return (*range(left), left, *reversed(bounds)), limit
+        longer = sums[end] - sums[start - 1]
+        if longer < following:
+            following = longer
+        bounds.append(start)
+        end = start
+    return None, max(following, limit + 1)

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.cut import cut
+from shipway.compiler.cut import RESOLUTION, cut
 from shipway.compiler.evaluate_parts import (
     AXES,
     POLICIES,
@@ -54,7 +54,7 @@ AXIS_TIME = {
 }
 
 
-CELL_SUMS = ("forward", "backward", "both", "saved")
+CELL_SUMS = ("forward", "backward", "saved")
 """Running sums that do not depend on the sharding."""
 
 
@@ -72,10 +72,21 @@ class Tables:
     work: Workload
     sums: dict[tuple[str, int], Floats] = field(default_factory=dict)
     """Running sums over layers that have been asked for, see `running`."""
+    cuts: dict[tuple[bytes, int], tuple[int, ...]] = field(default_factory=dict)
+    """Boundaries by rounded costs and chunks."""
+
+    @cached_property
+    def rounded(self) -> Ints:
+        """Seconds of each row in steps of the heaviest layer's, [rows, policies, cells], for cutting."""
+        both = (self.parts.forward[None] + self.parts.backward).transpose(1, 0, 2)
+        heaviest = both[np.unique(self.work.layer_rows)].max(axis=0)
+        return np.rint(both / heaviest * RESOLUTION).astype(np.int64)
 
     def take(self, index: Ints) -> Tables:
         """The same tables for a selection of layouts."""
-        return replace(self, cell_of=self.cell_of[index], sharding_of=self.sharding_of[index])
+        result = replace(self, cell_of=self.cell_of[index], sharding_of=self.sharding_of[index])
+        result.__dict__["rounded"] = self.rounded
+        return result
 
     def running(self, name: str, policy: int = 0) -> Floats:
         """Running sums of a quantity over layers: [cells or shardings, layers + 1].
@@ -95,8 +106,6 @@ class Tables:
                 result: Floats = self.parts.forward
             case "backward" | "saved":
                 result = getattr(self.parts, name)[policy]
-            case "both":
-                result = self.parts.forward + self.parts.backward[policy]
             case _:
                 result = getattr(self.states, name)
         return result
@@ -124,7 +133,7 @@ def tables(problem: Problem, candidates: Candidates) -> Tables:
         parts=part_costs(problem.work, cells, problem.machine, problem.network, problem.fused),
         shardings=shardings,
         sharding_of=sharding_of,
-        states=state_costs(problem.work, shardings, problem.network, training),
+        states=state_costs(problem.parameters, shardings, problem.network, training),
         sizes=element_bytes(training),
         work=problem.work,
     )
@@ -151,9 +160,9 @@ def unique_rows(*columns: Ints) -> tuple[Ints, Ints]:
 def with_splits(problem: Problem, shared: Tables, layouts: Candidates, core: Ints) -> Tables:
     """Tables of layouts that share their cells with cores already tabled."""
     shardings, sharding_of = shardings_of(layouts)
-    states = state_costs(problem.work, shardings, problem.network, problem.blueprint.training)
+    states = state_costs(problem.parameters, shardings, problem.network, problem.blueprint.training)
     kept = {key: sums for key, sums in shared.sums.items() if key[0] in CELL_SUMS}
-    return replace(
+    result = replace(
         shared,
         cell_of=shared.cell_of[core],
         shardings=shardings,
@@ -161,6 +170,8 @@ def with_splits(problem: Problem, shared: Tables, layouts: Candidates, core: Int
         states=states,
         sums=kept,
     )
+    result.__dict__["rounded"] = shared.rounded
+    return result
 
 
 def cells_of(problem: Problem, rows: Ints) -> Cells:
@@ -219,13 +230,24 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
 def cut_bounds(shared: Tables, own: Candidates, chunks: int) -> Ints:
     """The balanced cut of each layout, [layouts, chunks + 1]."""
     keys, which = np.unique(shared.cell_of * POLICIES + own.recompute, return_inverse=True)
-    cells, policies = keys // POLICIES, keys % POLICIES
-    sums = np.empty((len(keys), shared.work.layers + 1))
-    for policy in range(POLICIES):
-        mine = policies == policy
-        if mine.any():
-            sums[mine] = shared.running("both", policy)[cells[mine]]
-    return cut(sums, chunks)[which.reshape(-1)]
+    if chunks == 1:
+        return np.tile(np.array([0, shared.work.layers]), (len(own), 1))
+    bounds = np.array([_cut(shared, int(key), chunks) for key in keys], dtype=np.int64)
+    return bounds[which.reshape(-1)]
+
+
+def _cut(shared: Tables, key: int, chunks: int) -> tuple[int, ...]:
+    """Cut for one cell and policy; cells whose rows cost alike share it."""
+    cell, policy = divmod(key, POLICIES)
+    costs = shared.rounded[:, policy, cell]
+    memo = (costs.tobytes(), chunks)
+    held = shared.cuts.get(memo)
+    if held is None:
+        layers = costs[shared.work.layer_rows]
+        layers[0] += costs[FIRST]
+        layers[-1] += costs[LAST]
+        held = shared.cuts[memo] = cut(layers.tolist(), chunks)
+    return held
 
 
 @dataclass(frozen=True, eq=False)

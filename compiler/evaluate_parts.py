@@ -118,10 +118,10 @@ def part_costs(work: Workload, cells: Cells, machine: Machine, network: Network,
     costs: dict[Operator, _Table] = {}
     for index, row in enumerate(work.rows):
         for part in row.parts:
-            for policy, name in enumerate(RECOMPUTE):
-                # A part adds its own input to what its operators keep under full recomputation.
-                kept = part.saved_bytes(shard, name if row.recomputable else "none")
-                table.saved[policy, index] += kept
+            if row.recomputable and part.states:
+                # Under full recomputation a part keeps its own input, beside what its operators keep.
+                state = shard.local_tokens * part.width * shard.element_bytes
+                table.saved[RECOMPUTE.index("full"), index] += part.states * state
         for _, operator in row.operators():
             if operator not in costs:
                 costs[operator] = _operator_costs(operator, shard, cells, machine, network)
@@ -161,6 +161,7 @@ class _Table:
         policies = slice(None) if recomputable else slice(0, 1)
         self.compute[:, :, row] += other.compute[:, :, 0]
         self.recompute[:, row] += other.recompute[policies, 0]
+        self.saved[:, row] += other.saved[policies, 0]
         self.transfer[:, :, row] += other.transfer[:, :, 0]
         self.launches[row] += other.launches[0]
         self.scratch[row] = np.maximum(self.scratch[row], other.scratch[0])
@@ -209,6 +210,7 @@ def _operator_costs(
     work = flops(kernels)
     table.model_flops[0] += work.forward + work.backward
     for policy, name in enumerate(RECOMPUTE):
+        table.saved[policy, 0] += sum((tensor.bytes for tensor in operator.saved(shard, name)), 0.0)
         for kernel in operator.recomputed(shard, name):
             time = times.get(kernel.name) or kernel_time(kernel, machine)
             table.recompute[policy, 0] += time.forward

@@ -7,6 +7,8 @@ pads every shard to the largest (torch.distributed.fsdp.fully_shard).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,59 +93,119 @@ def element_bytes(training: Training) -> Bytes:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class ParameterTable:
+    """The distinct tensors of a model as arrays, and how often each occurs in each row."""
+
+    first: Floats
+    """[tensors, 1]: size of dimension 0."""
+    second: Floats
+    """[tensors, 1]: size of dimension 1, 1 for vectors."""
+    rest: Floats
+    """[tensors, 1]: product of the other dimensions."""
+    over_tp: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
+    """Whether tensor parallel cuts dimension 0, dimension 1."""
+    expert: npt.NDArray[np.bool_]
+    width: Floats
+    """[tensors, 1]: bytes of an element as gathered."""
+    trained: Floats
+    """[tensors, 1]: 1 where a gradient reaches it."""
+    by_muon: Floats
+    """[tensors, 1]: 1 where Muon updates it."""
+    head_rows: Floats
+    """[tensors, 1]: rows that Muon orthogonalises together; 0 where it takes the whole matrix."""
+    occurs: Floats
+    """[rows, tensors]."""
+
+
+def parameter_table(work: Workload, training: Training) -> ParameterTable:
+    """Tensors of all rows, equal ones once."""
+    sizes = element_bytes(training)
+    muon = isinstance(training.optimizer, Muon)
+    per_head = isinstance(training.optimizer, Muon) and training.optimizer.per_head
+    index: dict[tuple[object, ...], int] = {}
+    kept: list[Parameter] = []
+    entries: list[tuple[int, int]] = []
+    for row_index, row in enumerate(work.rows):
+        for p in row.parameters():
+            key = (p.shape, p.sharding, p.optimizer, p.muon_heads, p.fp32)
+            if key not in index:
+                index[key] = len(kept)
+                kept.append(p)
+            entries.append((row_index, index[key]))
+    occurs = np.zeros((len(work.rows), len(kept)))
+    np.add.at(occurs, tuple(np.array(entries).T), 1.0)
+
+    def column(values: Iterable[float]) -> Floats:
+        return np.array(list(values), dtype=float)[:, None]
+
+    def flags(test: Callable[[Parameter], bool]) -> npt.NDArray[np.bool_]:
+        return np.array([test(p) for p in kept])[:, None]
+
+    shapes = [(*p.shape, 1, 1)[: max(len(p.shape), 2)] for p in kept]
+    return ParameterTable(
+        first=column(shape[0] for shape in shapes),
+        second=column(shape[1] for shape in shapes),
+        rest=column(math.prod(shape[2:]) for shape in shapes),
+        over_tp=(flags(lambda p: p.sharding in ("column", "vocabulary")), flags(lambda p: p.sharding == "row")),
+        expert=flags(lambda p: p.sharding == "expert"),
+        width=column(4 if p.fp32 else sizes.compute for p in kept),
+        trained=column(p.optimizer != "none" for p in kept),
+        by_muon=column(muon and p.optimizer == "muon" for p in kept),
+        head_rows=column(p.shape[0] / p.muon_heads if per_head and p.muon_heads > 1 else 0 for p in kept),
+        occurs=occurs,
+    )
+
+
 def state_costs(
-    work: Workload, shardings: Shardings, network: Network, training: Training, *, seconds: bool = True
+    table: ParameterTable,
+    shardings: Shardings,
+    network: Network,
+    training: Training,
+    *,
+    seconds: bool = True,
 ) -> StateCosts:
     """States of every row under every sharding; collectives take 0 seconds unless asked for."""
     sizes = element_bytes(training)
-    muon = isinstance(training.optimizer, Muon)
-    steps = training.optimizer.newton_schulz_steps if isinstance(training.optimizer, Muon) else 0
-    count = len(shardings)
-    tables = {name: np.zeros((len(work.rows), count)) for name in StateCosts.__dataclass_fields__}
-    cache: dict[Parameter, _Placed] = {}
-    for index, row in enumerate(work.rows):
-        dense_bytes, expert_bytes, resident = np.zeros(count), np.zeros(count), np.zeros(count)
-        dense_whole, expert_whole = np.zeros(count), np.zeros(count)
-        for parameter in row.parameters():
-            key = _unnamed(parameter)
-            placed = cache.get(key)
-            if placed is None:
-                placed = cache[key] = _place(parameter, shardings, steps)
-            width = 4 if parameter.fp32 else sizes.compute
-            trained = parameter.optimizer != "none"
-            by_muon = muon and parameter.optimizer == "muon"
-            is_expert = parameter.sharding == "expert"
-            (expert_bytes if is_expert else dense_bytes)[:] += placed.padded * width
-            resident += placed.local * width
-            if not trained:
-                continue
-            (expert_whole if is_expert else dense_whole)[:] += placed.padded
-            tables["whole_numel"][index] += placed.local
-            if is_expert:
-                tables["expert_numel"][index] += placed.local
-            tables["shard_numel"][index] += placed.shard
-            tables["muon_numel" if by_muon else "adamw_numel"][index] += placed.shard
-            if by_muon:
-                tables["muon_flops"][index] += placed.orthogonalisation_flops
-                np.maximum(
-                    tables["largest_matrix"][index], placed.matrix, out=tables["largest_matrix"][index]
-                )
-        tables["gathered_bytes"][index] = resident
-        tables["dense_bytes"][index] = dense_bytes
-        tables["expert_bytes"][index] = expert_bytes
-        if not seconds:
-            continue
-        tables["gather_seconds"][index] = _both_groups(
-            network, "all_gather", dense_bytes, expert_bytes, shardings
-        )
-        tables["reduce_seconds"][index] = _both_groups(
-            network,
-            "reduce_scatter",
-            dense_whole * sizes.gradient,
-            expert_whole * sizes.gradient,
-            shardings,
-        )
-    return StateCosts(**tables)
+    t, tp, ep = table, shardings.tp.astype(float), shardings.ep.astype(float)
+    first = t.first / np.where(t.over_tp[0], tp, np.where(t.expert, ep, 1.0))
+    second = t.second / np.where(t.over_tp[1], tp, 1.0)
+    ranks = np.where(t.expert, shardings.expert, shardings.dense).astype(float)
+    local = first * second * t.rest
+    padding = np.ceil(first / ranks) * ranks / first
+    along_second = np.ceil(second / ranks) * ranks / second
+    padded = local * np.where(t.expert & (first < ranks), along_second, padding)
+    shard = padded / ranks * t.trained
+
+    def rows(per_tensor: Floats, only: Floats | None = None) -> Floats:
+        result: Floats = (t.occurs if only is None else t.occurs * only.T) @ per_tensor
+        return result
+
+    expert = t.expert.astype(float)
+    work, matrix = _orthogonalisation(t, first, training)
+    dense_bytes, expert_bytes = rows(padded * t.width, 1 - expert), rows(padded * t.width, expert)
+    dense_whole = rows(padded * t.trained, 1 - expert) * sizes.gradient
+    expert_whole = rows(padded * t.trained, expert) * sizes.gradient
+    zero = np.zeros_like(dense_bytes)
+    return StateCosts(
+        gathered_bytes=rows(local * t.width),
+        dense_bytes=dense_bytes,
+        expert_bytes=expert_bytes,
+        whole_numel=rows(local * t.trained),
+        expert_numel=rows(local * t.trained, expert),
+        shard_numel=rows(shard),
+        adamw_numel=rows(shard, 1 - t.by_muon),
+        muon_numel=rows(shard, t.by_muon),
+        # Matrices of all parameters are dealt out together, so that owners' work evens out.
+        muon_flops=rows(work / ranks),
+        largest_matrix=np.where(t.occurs[:, :, None] > 0, matrix[None], 0.0).max(axis=1),
+        gather_seconds=_both_groups(network, "all_gather", dense_bytes, expert_bytes, shardings)
+        if seconds
+        else zero,
+        reduce_seconds=_both_groups(network, "reduce_scatter", dense_whole, expert_whole, shardings)
+        if seconds
+        else zero,
+    )
 
 
 def _both_groups(
@@ -151,74 +213,23 @@ def _both_groups(
 ) -> Floats:
     """Seconds of one call over the dense group and one over the experts' group."""
     dense: Floats = network.collective_seconds(collective, dense_bytes, shardings.dense, shardings.tp)
-    if not expert_bytes.any():
-        return dense
-    result: Floats = dense + network.collective_seconds(
-        collective, expert_bytes, shardings.expert, shardings.ep
-    )
+    expert = network.collective_seconds(collective, expert_bytes, shardings.expert, shardings.ep)
+    result: Floats = dense + np.where(expert_bytes > 0, expert, 0.0)
     return result
 
 
-@dataclass(frozen=True)
-class _Placed:
-    local: Floats
-    """Elements of the rank's tensor- or expert-parallel part."""
-    shard: Floats
-    padded: Floats
-    """Elements of the gathered tensor, padding included."""
-    orthogonalisation_flops: Floats
-    matrix: Floats
+def _orthogonalisation(table: ParameterTable, first: Floats, training: Training) -> tuple[Floats, Floats]:
+    """Newton-Schulz FLOPs of the rank's matrices and elements of one, [tensors, shardings].
 
-
-def _unnamed(parameter: Parameter) -> Parameter:
-    return Parameter(
-        "",
-        parameter.shape,
-        parameter.sharding,
-        parameter.optimizer,
-        parameter.muon_heads,
-        fp32=parameter.fp32,
-    )
-
-
-def _place(parameter: Parameter, shardings: Shardings, steps: int) -> _Placed:
-    shape = [np.full(len(shardings), float(size)) for size in parameter.shape] or [np.ones(len(shardings))]
-    ranks = shardings.dense
-    match parameter.sharding:
-        case "column" | "vocabulary":
-            shape[0] = shape[0] / shardings.tp
-        case "row":
-            shape[1] = shape[1] / shardings.tp
-        case "expert":
-            shape[0] = shape[0] / shardings.ep
-            ranks = shardings.expert
-    local = np.prod(np.stack(shape), axis=0)
-    first = np.ceil(shape[0] / ranks) * ranks / shape[0]
-    if parameter.sharding == "expert":
-        second = np.ceil(shape[1] / ranks) * ranks / shape[1]
-        first = np.where(shape[0] >= ranks, first, second)
-    padded = local * first
-    work, matrix = _orthogonalisation(parameter, shape, steps)
-    # Matrices of all parameters are dealt out together, so that owners' work evens out.
-    return _Placed(local, padded / ranks, padded, work / ranks, matrix)
-
-
-def _orthogonalisation(parameter: Parameter, shape: list[Floats], steps: int) -> tuple[Floats, Floats]:
-    """Newton-Schulz FLOPs of the rank's matrices, 2 (2 n^2 m + n^3) a step with n <= m, and the size of one.
-
-    Kimi K2's count (arXiv 2502.16982): n^2 m for X X^T, n^2 m for the last product, n^3 between them.
+    A step takes 2 (2 n^2 m + n^3) with n <= m: n^2 m for X X^T, n^2 m for the last product, n^3 between
+    them (Muon, arXiv 2502.16982, Eq. 2). Experts' slices and heads are matrices of their own; a matrix
+    that tensor parallel cuts along its rows' inner dimension is put together first.
     """
-    if parameter.optimizer != "muon" or steps == 0 or len(shape) < 2:
-        zero = np.zeros(len(shape[0]))
-        return zero, zero
-    rows, columns, count = shape[-2], shape[-1], np.ones(len(shape[0]))
-    if len(shape) == 3:
-        count = shape[0]
-    elif parameter.muon_heads > 1:
-        head_rows = parameter.shape[0] / parameter.muon_heads
-        count, rows = rows / head_rows, np.full(len(rows), head_rows)
-    if parameter.sharding == "row":
-        columns = np.full(len(columns), float(parameter.shape[1]))
-    small, large = np.minimum(rows, columns), np.maximum(rows, columns)
-    work = steps * 2.0 * (2.0 * small**2 * large + small**3) * count
-    return work, rows * columns
+    steps = training.optimizer.newton_schulz_steps if isinstance(training.optimizer, Muon) else 0
+    whole_rows = np.where(table.head_rows > 0, table.head_rows, first)
+    matrix_rows = np.where(table.expert, table.second, whole_rows)
+    columns = np.where(table.expert, table.rest, table.second)
+    count = np.where(table.expert, first, first / whole_rows)
+    small, large = np.minimum(matrix_rows, columns), np.maximum(matrix_rows, columns)
+    work = steps * 2.0 * (2.0 * small**2 * large + small**3) * count * table.by_muon
+    return work, matrix_rows * columns * table.by_muon

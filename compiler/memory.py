@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.evaluate_states import Bytes
-from shipway.compiler.schedule import in_flight
+from shipway.compiler.schedule import in_flight, steady
 from shipway.schemas.calibration import Efficiency
 from shipway.schemas.capability import Capability
 
@@ -190,8 +190,9 @@ def kept_activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
         held = np.minimum((pp - np.arange(pp))[None, :], micro_batches[:, None])
         return held * chunks[:, 0, :]
     result = np.empty((len(saved), pp))
-    for count in np.unique(micro_batches):
-        rows = micro_batches == count
+    enough = steady(pp, virtual, micro_batches)
+    for count in np.unique(enough):
+        rows = enough == count
         points = in_flight(pp, virtual, int(count)).astype(float)  # [pp, moments, virtual]
         # [ranks, layouts, virtual] @ [ranks, virtual, moments]
         held = np.matmul(chunks[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))

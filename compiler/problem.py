@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from shipway.compiler.communication import Network
 from shipway.compiler.efficiency import default_calibration
+from shipway.compiler.evaluate_states import ParameterTable, parameter_table
 from shipway.compiler.fabric import fabric
 from shipway.compiler.layouts import Space
 from shipway.compiler.timing import Machine, machine
@@ -27,6 +29,11 @@ class Problem:
     machine: Machine
     network: Network
     space: Space
+
+    @cached_property
+    def parameters(self) -> ParameterTable:
+        """Tensors of the model."""
+        return parameter_table(self.work, self.blueprint.training)
 
     @property
     def fused(self) -> bool:

@@ -70,31 +70,42 @@ def rank_order(pp: int, virtual: int, micro_batches: int, rank: int) -> tuple[Ac
     return tuple(actions)
 
 
+STEADY_ROUNDS = 6
+"""Rounds after which an interleaved schedule's pattern only repeats."""
+
+
+def steady(pp: int, virtual: int, micro_batches: IntArray) -> IntArray:
+    """The fewest micro-batches that hold as many activations as each of `micro_batches` does."""
+    if virtual == 1:
+        return np.minimum(micro_batches, pp)
+    whole = micro_batches % pp == 0
+    return np.where(whole, np.minimum(micro_batches, STEADY_ROUNDS * pp), micro_batches)
+
+
 @lru_cache(maxsize=4096)
 def in_flight(pp: int, virtual: int, micro_batches: int) -> IntArray:
     """Micro-batches that each chunk of each rank keeps, at every moment that can be a peak.
 
-    Shape [pp, moments, virtual]; the last axis counts the rank's own chunks from its first. Moments that
-    another one covers in every chunk are dropped; the rest is padded by repetition.
+    Shape [pp, moments, virtual]; the last axis counts the rank's own chunks from its first. After warm-up
+    every forward pairs with a backward; while both stay in their chunks, one count rises and one falls,
+    so that peaks of any weighing lie where either moves on to another chunk.
     """
     if virtual == 1:
         return np.minimum(pp - np.arange(pp), micro_batches).reshape(pp, 1, 1)
-    per_rank = [_peaks(pp, virtual, micro_batches, rank) for rank in range(pp)]
-    moments = max(len(peaks) for peaks in per_rank)
-    return np.stack([np.pad(peaks, ((0, moments - len(peaks)), (0, 0)), mode="edge") for peaks in per_rank])
-
-
-def _peaks(pp: int, virtual: int, micro_batches: int, rank: int) -> IntArray:
     per_round = micro_batches // rounds(pp, micro_batches)
     total = micro_batches * virtual
-    warmup = warmup_forwards(pp, virtual, micro_batches, rank)
-    # After warm-up every forward is followed by a backward; the pattern repeats after pp * virtual pairs.
-    pairs = np.arange(min(max(total - warmup, 1), 2 * per_round * virtual))
+    warmup = np.array([warmup_forwards(pp, virtual, micro_batches, rank) for rank in range(pp)])[:, None]
+    last = np.maximum(total - warmup - 1, 0)
+    edges = np.arange(2 * virtual + 2) * per_round
+    by_backward = np.broadcast_to(np.concatenate([edges, edges - 1]), (pp, 2 * len(edges)))
+    forward_edge = (-warmup - 1) % per_round
+    by_forward = np.concatenate([forward_edge + edges, forward_edge + edges + 1], axis=1)
+    pairs = np.clip(np.concatenate([by_backward, by_forward, last], axis=1), 0, last)
     forwards = np.minimum(warmup + pairs + 1, total)
     local = np.arange(virtual)
-    done_forward = _passes_of_chunk(forwards[:, None], local, per_round, virtual)
-    done_backward = _passes_of_chunk(pairs[:, None], virtual - 1 - local, per_round, virtual)
-    return _maximal(done_forward - done_backward)
+    done_forward = _passes_of_chunk(forwards[:, :, None], local, per_round, virtual)
+    done_backward = _passes_of_chunk(pairs[:, :, None], virtual - 1 - local, per_round, virtual)
+    return done_forward - done_backward
 
 
 def _passes_of_chunk(passes: IntArray, position: IntArray, per_round: int, virtual: int) -> IntArray:
@@ -102,14 +113,6 @@ def _passes_of_chunk(passes: IntArray, position: IntArray, per_round: int, virtu
     cycle = per_round * virtual
     whole, rest = passes // cycle, passes % cycle
     return whole * per_round + np.clip(rest - position * per_round, 0, per_round)
-
-
-def _maximal(points: IntArray) -> IntArray:
-    """Points that no other point covers in every coordinate."""
-    unique = np.unique(points, axis=0)
-    covered = (unique[:, None, :] <= unique[None, :, :]).all(axis=2)
-    np.fill_diagonal(covered, False)
-    return unique[~covered.any(axis=1)]
 
 
 @dataclass(frozen=True)
