@@ -266,9 +266,32 @@ _CODES = (
     Code(
         "PL011", "Not a plan", "The file is not a plan that this version can read, or it was edited by hand."
     ),
+    # The command line
+    Code(
+        "CL001",
+        "Wrong usage",
+        "The command does not take this option or argument; --help lists what it takes.",
+    ),
+    Code("CL002", "No such choice", "The option or argument takes one of a few names."),
+    Code(
+        "CL003",
+        "Nothing to explain",
+        "`explain` knows diagnostic codes, fields of a blueprint, terms of a plan.",
+    ),
+    Code(
+        "IN001",
+        "An internal error",
+        "A mistake of Shipway's, not of yours. SHIPWAY_TRACEBACK=1 shows where; please report it with the "
+        "command and the blueprint.",
+    ),
     # Environment
     Code("EN001", "The environment lacks something", "`shipway doctor` lists what is there and what is not."),
-    Code("EN002", "Not written by Shipway", "The folder is no build folder, or a file in it was edited."),
+    Code(
+        "EN002",
+        "Not as Shipway wrote it",
+        "The folder is no build folder, or files in it were edited since. `build --force` overwrites them.",
+    ),
+    Code("EN003", "A file cannot be written", "It exists already, or the folder does not allow it."),
 )
 
 

@@ -40,8 +40,17 @@ def command(
     output = Output(as_json=json, quiet=quiet)
     built = build_source(source, overrides, config_dir, out, force, output)
     output.data(
-        {"folder": str(built.folder), "plan_hash": built.plan.hash, "files": [str(f) for f in built.files]}
+        {
+            "folder": str(built.folder),
+            "plan_hash": built.plan.hash,
+            "written": [str(file) for file in built.written],
+            "unchanged": [str(file) for file in built.unchanged],
+        }
     )
-    for file in built.files:
-        output.show(str(file))
-    output.show(f"[bold green]✓[/] built {built.folder} from plan {built.plan.hash[:19]}")
+    for file in built.written:
+        output.show(f"  {file}")
+    unchanged = f", {len(built.unchanged)} unchanged" if built.unchanged else ""
+    output.show(
+        f"[bold green]✓[/] {built.folder}: {len(built.written)} files written{unchanged}, "
+        f"from plan {built.plan.hash.removeprefix('sha256:')[:12]}"
+    )

@@ -1,0 +1,66 @@
+"""Look up what a user asks about: a code, a field, or a term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shipway.compiler.codes import Code, codes
+from shipway.compiler.fields import FieldEntry, walk
+from shipway.compiler.glossary import Term, terms
+from shipway.schemas.blueprint import Blueprint
+
+
+@dataclass(frozen=True)
+class FieldWords:
+    """A field with the keys of its section, if it is one."""
+
+    path: str
+    type: str
+    default: str
+    description: str
+    owner: str
+    keys: tuple[tuple[str, str], ...] = ()
+
+
+@lru_cache(maxsize=1)
+def _fields() -> tuple[FieldEntry, ...]:
+    return tuple(walk(Blueprint))
+
+
+def _plain(path: str) -> str:
+    """A path without positions: `training.stages.*.context` and `training.stages.0.context` are one."""
+    return ".".join(part for part in path.split(".") if part != "*" and not part.isdigit())
+
+
+def names() -> tuple[str, ...]:
+    """Everything that can be asked about."""
+    fields = dict.fromkeys(_plain(entry.path) for entry in _fields())
+    return (*codes(), *terms(), *fields)
+
+
+def find(asked: str) -> list[Code | Term | FieldWords]:
+    """What `asked` names; a last part such as `kv_rank` finds its fields wherever they stand."""
+    wanted = asked.strip().strip("`")
+    code = codes().get(wanted.upper())
+    if code is not None:
+        return [code]
+    folded = wanted.lower().replace("_", " ")
+    term = next((t for name, t in terms().items() if name.lower().replace("_", " ") == folded), None)
+    path = _plain(wanted.lower())
+    entries = [entry for entry in _fields() if _plain(entry.path) == path]
+    if not entries and term is None:
+        entries = [entry for entry in _fields() if _plain(entry.path).endswith("." + path)]
+    return ([term] if term else []) + [_words(entry) for entry in dict.fromkeys(entries)]
+
+
+def _words(entry: FieldEntry) -> FieldWords:
+    below = len(_plain(entry.path).split(".")) + 1
+    keys: dict[str, str] = {}
+    for other in _fields():
+        plain = _plain(other.path)
+        if plain.startswith(_plain(entry.path) + ".") and len(plain.split(".")) == below:
+            keys.setdefault(plain.rpartition(".")[2], other.description)
+    return FieldWords(
+        _plain(entry.path), entry.type, entry.default, entry.description, entry.owner, tuple(keys.items())
+    )

@@ -1,0 +1,104 @@
+"""Terms of a plan, for `shipway explain`: what each line of a budget means and what moves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term."""
+
+    name: str
+    meaning: str
+    moves: str = ""
+    """What makes it smaller or larger."""
+
+
+_TERMS = (
+    # Memory, by category
+    Term(
+        "parameters",
+        "Weights that a rank holds: its own shard, and copies gathered for the layers at work.",
+        "Shard over more ranks (data_parallel_shard, tensor, pipeline, expert parallel); zero 3 frees "
+        "gathered weights after forward.",
+    ),
+    Term("gradients", "Gradients of the rank's shard, in training.precision.gradients.", "As parameters."),
+    Term(
+        "optimizer",
+        "Master weights and moments: Muon keeps one moment a matrix, AdamW two a weight.",
+        "Shard further; training.precision.optimizer: bf16 halves the moments.",
+    ),
+    Term(
+        "activations",
+        "Tensors kept from forward to backward, for every micro-batch in flight.",
+        "Recomputation, a smaller micro-batch, tensor or context parallel; a deeper pipeline keeps more "
+        "micro-batches in flight on its first ranks.",
+    ),
+    Term(
+        "communication",
+        "Buffers of collectives: gathered parameters, reduce-scatter, all-to-all, NCCL's channels.",
+        "Fewer or smaller groups.",
+    ),
+    Term(
+        "scratch", "Temporaries of the largest operator or of the optimizer's step.", "A smaller micro-batch."
+    ),
+    Term(
+        "outside",
+        "Memory that torch's allocator does not see: CUDA context, library workspaces, communicators.",
+        "The device's context_bytes; fewer mesh axes.",
+    ),
+    Term("peak", "What the device must have: reserved and outside memory at the worst moment of a step."),
+    Term("allocated", "Tensors alive at the peak, as torch.cuda.max_memory_allocated reports."),
+    Term("reserved", "What the caching allocator holds, with its rounding and fragmentation."),
+    Term(
+        "verdict",
+        "fits: the upper bound is within the device; tight: only the point estimate is; does not fit: "
+        "neither is.",
+    ),
+    # Time
+    Term(
+        "step time",
+        "Seconds of one optimizer step on the slowest rank: compute, exposed communication, bubble, "
+        "optimizer, launch overhead.",
+    ),
+    Term(
+        "bubble",
+        "Time in which a pipeline rank waits for others.",
+        "More micro-batches per step, virtual stages, a better balanced cut.",
+    ),
+    Term(
+        "exposed",
+        "Communication that nothing hides.",
+        "A layout whose groups stay inside the scale-up links; larger micro-batches.",
+    ),
+    Term("mfu", "Model FLOPs utilisation: FLOPs that the model needs, over what the devices' peak allows."),
+    Term("hfu", "Hardware FLOPs utilisation: as mfu, with recomputed work counted."),
+    Term("tokens per second", "Tokens of one step over step time, over the whole cluster."),
+    Term("imbalance", "Largest over mean load of the ranks that hold experts."),
+    # Layout
+    Term("pp", "Pipeline parallel: layers are divided over ranks, micro-batches pass through them."),
+    Term("dp_replicate", "Replicated data parallel: whole copies of the sharded model read other samples."),
+    Term("dp_shard", "Sharded data parallel (FSDP): ranks read other samples and share parameters."),
+    Term("cp", "Context parallel: ranks share one sequence."),
+    Term("tp", "Tensor parallel: ranks share each matrix, with sequence parallel around them."),
+    Term(
+        "ep",
+        "Expert parallel: routed experts are spread over ranks of dp_shard x cp x tp; tokens travel to "
+        "them by all-to-all.",
+    ),
+    Term("expert_shard", "What is left of dp_shard x cp x tp after ep: it shards each expert."),
+    Term("micro-batch", "Sequences that one data-parallel rank takes through forward and backward at once."),
+    Term(
+        "recompute", "What backward computes again rather than keep: nothing, cheap operators, whole layers."
+    ),
+    Term("zero", "2 keeps gathered parameters from forward to backward, 3 frees and gathers them again."),
+    # Parameters
+    Term("total", "All parameters, balancing biases and vision tower included."),
+    Term("active", "Parameters that one token passes, head included, input embedding left out."),
+)
+
+
+def terms() -> dict[str, Term]:
+    """All terms by name."""
+    return {term.name: term for term in _TERMS}
