@@ -16,7 +16,7 @@ from shipway.compiler.fabric import path
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
-from shipway.compiler.workload import LAST
+from shipway.compiler.workload import LAST, Workload
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -31,7 +31,10 @@ def mesh_bytes(problem: Problem, candidates: Candidates) -> Floats:
     if candidates.micro_batch.any():
         saved, cell = _least_saved(problem, candidates)
         backward = _alive_in_backward(problem, candidates, states, which, sizes)
-        least = np.maximum(least, backward + (problem.work.totals @ saved)[cell] / candidates.pp)
+        backward = backward + (problem.work.totals @ saved)[cell] / candidates.pp
+        tokens = candidates.micro_batch * problem.space.context / (candidates.cp * candidates.tp)
+        hidden = tokens * problem.work.width * problem.machine.element_bytes
+        least = np.maximum(least, backward + _average_buffers(problem, candidates, hidden))
     return peak(problem, least, candidates)
 
 
@@ -44,6 +47,7 @@ def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Fl
     temporary = shared.parts.scratch + shared.parts.overhead
     lightest = temporary[:, 1:LAST].min(axis=1)[c.recompute, shared.cell_of]
     average = backward + problem.work.totals @ saved / c.pp + lightest
+    average = average + _average_buffers(problem, c, shared.parts.hidden[shared.cell_of])
     second = _second_rank(problem, c, shared, saved) + lightest
     return peak(problem, np.maximum(least, np.maximum(average, second)), c)
 
@@ -91,9 +95,34 @@ def _second_rank(problem: Problem, c: Candidates, shared: Tables, saved: Floats)
     activations = warm * seconds * ratio_saved
     states, sizes = shared.states, shared.sizes
     each = states.whole_numel[rows] * sizes.gradient + _kept_per_row(states, sizes)[rows]
-    gathered = states.gathered_bytes[rows].min(axis=0)[shared.sharding_of]
-    held = each.min(axis=0)[shared.sharding_of] * c.virtual + gathered
-    return np.where(c.pp > 1, activations + held, 0.0)
+    layers = np.maximum(np.ceil(total / c.chunks / heaviest - 1 - 1e-9), 1)
+    active = np.minimum(c.virtual, problem.space.capability.active_stages_gathered)
+    held = each.min(axis=0)[shared.sharding_of] * c.virtual
+    held = layers * (held + states.gathered_bytes[rows].min(axis=0)[shared.sharding_of] * active)
+    own_buffers = np.where(c.pp > 2, 2.0, 1.0) * c.virtual * _least_states_received(work)
+    buffers = own_buffers * _buffers(problem, c) * shared.parts.hidden[cell]
+    return np.where(c.pp > 1, activations + held + buffers, 0.0)
+
+
+def _least_states_received(work: Workload) -> int:
+    """Hidden states that any chunk but the first receives at least."""
+    return int(work.states_before[1:].min())
+
+
+def _buffers(problem: Problem, c: Candidates) -> Ints:
+    """Receive buffers of one hand-over."""
+    if problem.space.capability.receive_buffers == "per_micro_batch":
+        return c.micro_batches
+    return np.minimum(c.pp, c.micro_batches)
+
+
+def _average_buffers(problem: Problem, c: Candidates, hidden: Floats) -> Floats:
+    """Receive buffers of the average rank: chunk i starts at layer i or later, where no fewer states
+    arrive, and sends as many gradients back."""
+    work = problem.work
+    least = np.minimum.accumulate(work.states_before[::-1])[::-1]
+    arriving = np.concatenate([[0, 0], np.cumsum(least[1 : work.layers])])
+    return 2 * arriving[c.chunks] * hidden * _buffers(problem, c) / c.pp
 
 
 def _kept_per_row(states: StateCosts, sizes: Bytes) -> Floats:
