@@ -183,8 +183,31 @@ class HuggingFaceSource(Schema):
     """Field that holds the text."""
 
 
+class ImagesSource(Schema):
+    """A folder of PNG and JPEG pictures with captions: in `captions.jsonl`, or in a .txt beside each."""
+
+    kind: Literal["images"] = "images"
+    path: str
+    """Folder, relative to the blueprint, or a URL."""
+    largest_tokens: PositiveCount = 1024
+    """Tokens above which a picture is scaled down; below, it is read at its own resolution."""
+
+
+class RenderedTextSource(Schema):
+    """Pictures of words that Shipway draws itself, with the words as caption: needs no files."""
+
+    kind: Literal["rendered_text"] = "rendered_text"
+    pictures: PositiveCount = 10_000
+    """Pictures in an epoch."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of what they say."""
+    largest_tokens: PositiveCount = 1024
+    """Tokens above which a picture is scaled down."""
+
+
 Source = Annotated[
-    PythonStdlibSource | FilesSource | PackedSource | HuggingFaceSource, Field(discriminator="kind")
+    PythonStdlibSource | FilesSource | PackedSource | HuggingFaceSource | ImagesSource | RenderedTextSource,
+    Field(discriminator="kind"),
 ]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shipway.runtime.data.packing import IGNORED, Row, Sample, boundaries, row_hash
+from shipway.runtime.data.patches import ImageFormat, blank
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,12 @@ class Batch:
         )
 
 
-def make_batch(rows: list[Row], numbers: list[int]) -> Batch:
-    """A batch of rows with their global numbers within the stage."""
+def make_batch(rows: list[Row], numbers: list[int], image: ImageFormat | None = None) -> Batch:
+    """A batch of rows with their global numbers within the stage.
+
+    With `image` the batch always has images, if only a blank one that no token stands for: every
+    rank must run the vision tower in every micro-batch, or sharded weights would wait for ever.
+    """
     total = sum(row_hash(row, number) for row, number in zip(rows, numbers, strict=True))
     return Batch(
         tokens=torch.from_numpy(np.stack([row.tokens for row in rows])),
@@ -78,6 +83,17 @@ def make_batch(rows: list[Row], numbers: list[int]) -> Batch:
         cu_seqlens=torch.from_numpy(boundaries(rows)),
         samples=tuple(sample for row in rows for sample in row.samples),
         token_hash=signed(total),
+        images=None if image is None else _images(rows, image),
+    )
+
+
+def _images(rows: list[Row], image: ImageFormat) -> Images:
+    pictures = [picture for row in rows for picture in row.pictures]
+    pictures = pictures or [blank(image.merge, image.merge, image)]
+    return Images(
+        patches=torch.from_numpy(np.concatenate([picture.values for picture in pictures])),
+        grids=torch.tensor([(picture.rows, picture.columns) for picture in pictures]),
+        token=image.token,
     )
 
 

@@ -22,9 +22,10 @@ from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.mixture import Mixture, stage_weights
 from shipway.runtime.data.packing import Row, take_row
 from shipway.runtime.data.prefetch import Prefetcher
-from shipway.runtime.data.sources.open import open_source
+from shipway.runtime.data.sources.streams import Sources, open_sources
 from shipway.runtime.data.stream import SourceStream, Split
 from shipway.runtime.data.tokenizers import make_tokenizer
+from shipway.schemas.model import Model
 from shipway.schemas.plan import StagePlan
 from shipway.schemas.training import Data
 
@@ -61,7 +62,7 @@ class Loader:
     def __init__(
         self,
         shape: StageShape,
-        streams: Mapping[str, SourceStream],
+        sources: Sources,
         mixture: Mixture,
         identity: Mapping[str, Any],
         rank: int = 0,
@@ -73,7 +74,9 @@ class Loader:
         self.shape = shape
         self.stream_hash: str | None = ""
         """Running hash over the tokens of all ranks, step by step; None once a rank's part was not given."""
-        self._streams = streams
+        self._streams = sources.streams
+        self._padding = sources.padding
+        self._image = sources.image
         self._mixture = mixture
         self._identity = dict(identity)
         self._rank, self._size = rank, size
@@ -191,20 +194,26 @@ class Loader:
         for number in range(self.shape.rows_per_step):
             name = self._mixture.next()
             if number in mine:
-                self._streams[name].skip(skipped.pop(name, 0))
-                rows.append(take_row(self._streams[name], self.shape.context))
+                self._streams[name].skip_rows(self.shape.context, skipped.pop(name, 0))
+                rows.append(self._take_row(self._streams[name]))
             else:
-                skipped[name] += self.shape.context
+                skipped[name] += 1
         for name, count in skipped.items():
-            self._streams[name].skip(count)
+            self._streams[name].skip_rows(self.shape.context, count)
         batches = self._batches(rows, self._rows_read + mine.start)
         self._rows_read += self.shape.rows_per_step
         return Step(batches, self._snapshot())
 
+    def _take_row(self, stream: SourceStream) -> Row:
+        image_token = None if self._image is None else self._image.token
+        return take_row(stream, self.shape.context, self._padding, image_token)
+
     def _batches(self, rows: list[Row], first: int) -> tuple[Batch, ...]:
         size = self.shape.micro_batch
         batches = [
-            make_batch(rows[i : i + size], list(range(first + i, first + min(i + size, len(rows)))))
+            make_batch(
+                rows[i : i + size], list(range(first + i, first + min(i + size, len(rows)))), self._image
+            )
             for i in range(0, len(rows), size)
         ]
         return tuple(batch.pin_memory() if self._pin_memory else batch for batch in batches)
@@ -231,13 +240,15 @@ def make_loader(
     folder: Path,
     *,
     mix: Mapping[str, float] | None = None,
+    model: Model | None = None,
     prefetch_steps: int = 2,
     pin_memory: bool = False,
 ) -> Loader:
     """The training batches of a planned stage for data-parallel rank `dp_rank` of `dp_size`.
 
     `folder` is where relative paths start, `mix` the stage's weights (all sources equally when
-    None). `prefetch_steps` steps are read ahead in a thread; 0 reads when asked. Raises DataError.
+    None), and `model` is needed where sources have images. `prefetch_steps` steps are read ahead in a
+    thread; 0 reads when asked. Raises DataError.
     """
     shape = StageShape(
         name=stage.name,
@@ -246,11 +257,10 @@ def make_loader(
         micro_batch=stage.layout.micro_batch,
         steps=stage.steps,
     )
-    split = Split(data.held_out, held_out=False)
     weights = stage_weights(mix, data.sources)
     return Loader(
         shape,
-        open_streams(data, weights, seed, folder, split),
+        open_sources(data, weights, seed, folder, Split(data.held_out, held_out=False), model),
         Mixture(weights),
         identity(data, seed, folder),
         dp_rank,
@@ -258,19 +268,6 @@ def make_loader(
         prefetch_steps,
         pin_memory,
     )
-
-
-def open_streams(
-    data: Data, weights: Mapping[str, float], seed: int, folder: Path, split: Split
-) -> dict[str, SourceStream]:
-    """A stream for every source of positive weight, at its beginning; raises DataError."""
-    tokenizer = make_tokenizer(data.tokenizer, folder)
-    streams = {}
-    for name, weight in weights.items():
-        if weight > 0:
-            documents = open_source(name, data.sources[name], tokenizer, folder)
-            streams[name] = SourceStream(name, documents, seed, split, data.corrupt_limit)
-    return streams
 
 
 def identity(data: Data, seed: int, folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shipway.runtime.data.documents import UNREADABLE, Documents, Scan
 from shipway.runtime.data.errors import DataError, EmptySourceError
 from shipway.runtime.data.order import Order
+from shipway.runtime.data.patches import Patches
 from shipway.runtime.data.tokenizers import Tokens
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,10 @@ class Piece:
     tokens: Tokens
     following: int | None
     """The document's next token after `tokens`, wherever it is; None at the document's end."""
+    picture: Patches | None = None
+    """What the tokens' placeholders stand for."""
+    is_labelled: bool = True
+    """Whether the loss counts its tokens."""
 
 
 class _Window:
@@ -114,6 +119,10 @@ class SourceStream:
         """Pass over `count` tokens without reading them."""
         for _ in self._consume(count):
             pass
+
+    def skip_rows(self, context: int, rows: int) -> None:
+        """Pass over `rows` rows of `context` tokens without reading them."""
+        self.skip(context * rows)
 
     def rewind(self) -> None:
         """Back to the beginning of the first epoch."""
@@ -170,6 +179,21 @@ class SourceStream:
         )
         if corrupt:
             self._report(window.documents[before:at][window.unreadable[before:at]])
+
+    def _pass_document(self, window: _Window, tokens: int) -> None:
+        """Move the cursor over one whole document, of which `tokens` are used."""
+        old = self.cursor
+        at = old.position - window.start
+        corrupt = int(window.unreadable[at])
+        self.cursor = replace(
+            old,
+            position=old.position + 1,
+            tokens=old.tokens + tokens,
+            corrupt=old.corrupt + corrupt,
+            corrupt_total=old.corrupt_total + corrupt,
+        )
+        if corrupt:
+            self._report(window.documents[at : at + 1])
 
     def _at_cursor(self) -> _Window:
         """The window that holds the cursor, in a new epoch if the last one is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from shipway.runtime.data.batch import Batch, make_batch
 from shipway.runtime.data.errors import EmptySourceError
-from shipway.runtime.data.loader import open_streams
 from shipway.runtime.data.mixture import Mixture
 from shipway.runtime.data.packing import IGNORED, Row, take_row
+from shipway.runtime.data.sources.streams import open_sources
 from shipway.runtime.data.stream import SourceStream, Split
 from shipway.runtime.evaluation.scorer import Scorer
 from shipway.runtime.evaluation.tally import Tally
+from shipway.schemas.model import Model
 from shipway.schemas.training import Data
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ def held_out_batches(
     folder: Path,
     rank: int = 0,
     size: int = 1,
+    model: Model | None = None,
 ) -> list[Batch]:
     """The same `sequences` held-out rows whenever asked, rank `rank`'s share of them, a row a batch.
 
@@ -44,19 +47,21 @@ def held_out_batches(
     """
     if sequences == 0:
         return []
-    streams = open_streams(data, weights, seed, folder, Split(data.held_out, held_out=True))
-    streams = {name: stream for name, stream in streams.items() if _holds_out(stream)}
+    sources = open_sources(data, weights, seed, folder, Split(data.held_out, held_out=True), model)
+    streams = {name: stream for name, stream in sources.streams.items() if _holds_out(stream)}
     if not streams:
         return []
     mixture = Mixture({name: weights[name] for name in streams})
+    image_token = None if sources.image is None else sources.image.token
     batches = []
     for number in range(-(-sequences // size) * size):
         stream = streams[mixture.next()]
         if number % size != rank:
-            stream.skip(context)
+            stream.skip_rows(context, 1)
             continue
-        row = take_row(stream, context)
-        batches.append(make_batch([row if number < sequences else _unlabelled(row)], [number]))
+        row = take_row(stream, context, sources.padding, image_token)
+        row = row if number < sequences else _unlabelled(row)
+        batches.append(make_batch([row], [number], sources.image))
     return batches
 
 
@@ -110,7 +115,7 @@ def _holds_out(stream: SourceStream) -> bool:
 
 
 def _unlabelled(row: Row) -> Row:
-    return Row(row.tokens, np.full_like(row.labels, IGNORED), row.samples)
+    return replace(row, labels=np.full_like(row.labels, IGNORED))
 
 
 def _stretches(batch: Batch) -> Iterator[tuple[str, int, int]]:

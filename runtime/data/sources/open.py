@@ -8,20 +8,32 @@ from pathlib import Path
 
 from shipway.runtime.data.documents import Documents, Records, TokenizedRecords
 from shipway.runtime.data.errors import DataError
+from shipway.runtime.data.image_documents import ImageDocuments, ImageRecords
+from shipway.runtime.data.patches import ImageFormat
 from shipway.runtime.data.shards import PackedDocuments, open_shards
 from shipway.runtime.data.sources.concatenated import Concatenated
 from shipway.runtime.data.sources.hugging_face import open_dataset
+from shipway.runtime.data.sources.image_folder import ImageFolder
 from shipway.runtime.data.sources.json_lines import JsonLines
 from shipway.runtime.data.sources.parquet import ParquetRows
+from shipway.runtime.data.sources.rendered_text import RenderedText
 from shipway.runtime.data.sources.text_files import TextLines, WholeFiles, python_stdlib
 from shipway.runtime.data.storage import File, open_storage
 from shipway.runtime.data.tokenizers import Tokenizer
-from shipway.schemas.training import FilesSource, HuggingFaceSource, PackedSource, PythonStdlibSource, Source
+from shipway.schemas.training import (
+    FilesSource,
+    HuggingFaceSource,
+    ImagesSource,
+    PackedSource,
+    PythonStdlibSource,
+    RenderedTextSource,
+)
 
+TextSource = PythonStdlibSource | FilesSource | PackedSource | HuggingFaceSource
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
-def open_source(name: str, source: Source, tokenizer: Tokenizer, folder: Path) -> Documents:
+def open_source(name: str, source: TextSource, tokenizer: Tokenizer, folder: Path) -> Documents:
     """Documents of one source; relative paths are looked up in `folder`. Raises DataError."""
     try:
         if isinstance(source, PackedSource):
@@ -29,6 +41,25 @@ def open_source(name: str, source: Source, tokenizer: Tokenizer, folder: Path) -
         return TokenizedRecords(open_records(source, folder), tokenizer)
     except DataError as error:
         raise DataError(f"data source {name!r}: {error}") from error
+
+
+def open_images(
+    name: str,
+    source: ImagesSource | RenderedTextSource,
+    tokenizer: Tokenizer,
+    image: ImageFormat,
+    folder: Path,
+) -> ImageDocuments:
+    """Pictures with captions of one source. Raises DataError."""
+    try:
+        records: ImageRecords
+        if isinstance(source, RenderedTextSource):
+            records = RenderedText(source.pictures, source.seed)
+        else:
+            records = ImageFolder(*open_storage(source.path, folder))
+    except DataError as error:
+        raise DataError(f"data source {name!r}: {error}") from error
+    return ImageDocuments(records, tokenizer, image, source.largest_tokens)
 
 
 def open_records(source: PythonStdlibSource | FilesSource | HuggingFaceSource, folder: Path) -> Records:

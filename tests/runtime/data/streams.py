@@ -11,6 +11,7 @@ from shipway.runtime.data.documents import TokenizedRecords
 from shipway.runtime.data.errors import CorruptRecord
 from shipway.runtime.data.loader import Loader, StageShape
 from shipway.runtime.data.mixture import Mixture
+from shipway.runtime.data.sources.streams import Sources
 from shipway.runtime.data.stream import SourceStream, Split
 from shipway.runtime.data.tokenizers import ByteLevel
 
@@ -72,7 +73,7 @@ def loader(
     weights = weights or dict.fromkeys(sources, 1.0)
     return Loader(
         StageShape(stage, context, rows_per_step, micro_batch, steps),
-        {name: stream(sources[name], name, seed=seed) for name in weights},
+        Sources({name: stream(sources[name], name, seed=seed) for name in weights}, ByteLevel.padding),
         Mixture(weights),
         {"seed": seed},
         rank,

@@ -18,6 +18,7 @@ from shipway.runtime.data.mixture import Mixture
 from shipway.runtime.data.pack import Packing, pack
 from shipway.runtime.data.shards import open_shards
 from shipway.runtime.data.sources.open import open_source
+from shipway.runtime.data.sources.streams import Sources
 from shipway.runtime.data.storage import LocalStorage
 from shipway.runtime.data.stream import SourceStream, Split
 from shipway.runtime.data.tokenizers import ByteLevel
@@ -92,7 +93,9 @@ def test_ranks_of_a_packed_source_read_only_their_own_rows(tmp_path: Path) -> No
         source = packed_stream(".", tmp_path)
         original = source.documents.tokens
         source.documents.tokens = lambda i, a, b: (read.append(b - a), original(i, a, b))[1]  # type: ignore[method-assign]
-        return Loader(StageShape("s", 32, 8, 1, 10), {"a": source}, Mixture({"a": 1.0}), {}, rank, size, 0)
+        return Loader(
+            StageShape("s", 32, 8, 1, 10), Sources({"a": source}, 258), Mixture({"a": 1.0}), {}, rank, size, 0
+        )
 
     whole = torch.cat([batch.tokens for batch in make(0, 1).next_step()])
     read.clear()

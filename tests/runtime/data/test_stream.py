@@ -24,7 +24,9 @@ def epoch_tokens(texts: list[str]) -> int:
 
 def documents_read(source: SourceStream, rows: int, context: int) -> list[str]:
     """The documents that `rows` rows hold, put together again across row borders."""
-    tokens = np.concatenate([take_row(source, context).tokens for _ in range(rows)]).tolist()
+    tokens = np.concatenate(
+        [take_row(source, context, ByteLevel.padding).tokens for _ in range(rows)]
+    ).tolist()
     text = "".join("\0" if token == END else chr(token) for token in tokens)
     return text.split("\0")
 
@@ -58,7 +60,7 @@ def test_skipping_and_taking_move_the_cursor_alike(texts: list[str], counts: lis
 @given(texts=TEXTS, context=st.integers(1, 40))
 def test_labels_are_the_next_token_of_the_same_document(texts: list[str], context: int) -> None:
     source = stream(texts)
-    rows = [take_row(source, context) for _ in range(12)]
+    rows = [take_row(source, context, ByteLevel.padding) for _ in range(12)]
     tokens = np.concatenate([row.tokens for row in rows])
     labels = np.concatenate([row.labels for row in rows])
     ends = tokens == END
@@ -73,7 +75,7 @@ def test_boundaries_are_at_document_ends_and_row_starts(
     texts: list[str], context: int, rows_per_batch: int
 ) -> None:
     source = stream(texts)
-    rows = [take_row(source, context) for _ in range(rows_per_batch)]
+    rows = [take_row(source, context, ByteLevel.padding) for _ in range(rows_per_batch)]
     tokens = np.concatenate([row.tokens for row in rows])
     after_end = np.flatnonzero(tokens == END) + 1
     expected = {0, *range(0, len(tokens) + 1, context), *after_end.tolist()}

@@ -11,6 +11,8 @@ import torch
 
 from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.packing import IGNORED
+from shipway.runtime.data.sources.streams import open_sources
+from shipway.runtime.data.stream import Split
 from shipway.runtime.data.tokenizers import ByteLevel
 from shipway.runtime.evaluation.held_out import document_positions, held_out_batches, position_buckets
 from shipway.runtime.evaluation.items import Item, exactness, pack_items
@@ -68,15 +70,13 @@ def test_shares_of_any_number_of_ranks_add_up_to_the_same_means(data: Data, tmp_
 
 
 def test_held_out_rows_hold_no_document_of_training(data: Data, tmp_path: Path) -> None:
-    from shipway.runtime.data.loader import open_streams
-    from shipway.runtime.data.stream import Split
-
     held_out = {
         (sample.source, sample.document)
         for batch in held_out_batches(data, WEIGHTS, 256, 40, 0, tmp_path)
         for sample in batch.samples
     }
-    for name, stream in open_streams(data, WEIGHTS, 0, tmp_path, Split(data.held_out)).items():
+    training = open_sources(data, WEIGHTS, 0, tmp_path, Split(data.held_out))
+    for name, stream in training.streams.items():
         trained = {(name, piece.document) for piece in stream.take(100_000)}
         assert trained
         assert not trained & held_out

@@ -1,0 +1,75 @@
+"""The streams of a stage's sources, and what all their rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shipway.runtime.data.errors import DataError
+from shipway.runtime.data.patches import ImageFormat
+from shipway.runtime.data.sources.open import open_images, open_source
+from shipway.runtime.data.stream import SourceStream, Split
+from shipway.runtime.data.tokenizers import Tokenizer, make_tokenizer
+from shipway.runtime.data.whole_stream import WholeDocumentStream
+from shipway.schemas.model import Model
+from shipway.schemas.training import Data, ImagesSource, RenderedTextSource
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Opened sources."""
+
+    streams: Mapping[str, SourceStream]
+    padding: int
+    """Token that fills rows."""
+    image: ImageFormat | None = None
+    """How images are cut; None where no source has any."""
+
+
+def open_sources(
+    data: Data,
+    weights: Mapping[str, float],
+    seed: int,
+    folder: Path,
+    split: Split,
+    model: Model | None = None,
+) -> Sources:
+    """A stream for every source of positive weight, at its beginning.
+
+    `model` is needed for sources with images, and to check that its vocabulary holds the
+    tokenizer's. Raises DataError.
+    """
+    tokenizer = make_tokenizer(data.tokenizer, folder)
+    if model is not None and tokenizer.vocabulary > model.vocabulary:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocabulary} tokens and the model's vocabulary {model.vocabulary};"
+            f" set model.vocabulary to at least {tokenizer.vocabulary}"
+        )
+    streams: dict[str, SourceStream] = {}
+    image: ImageFormat | None = None
+    for name, weight in weights.items():
+        source = data.sources[name]
+        if weight <= 0:
+            continue
+        if isinstance(source, (ImagesSource, RenderedTextSource)):
+            image = _image_format(name, model, tokenizer)
+            pictures = open_images(name, source, tokenizer, image, folder)
+            streams[name] = WholeDocumentStream(name, pictures, seed, split, data.corrupt_limit)
+        else:
+            documents = open_source(name, source, tokenizer, folder)
+            streams[name] = SourceStream(name, documents, seed, split, data.corrupt_limit)
+    return Sources(streams, tokenizer.padding, image)
+
+
+def _image_format(name: str, model: Model | None, tokenizer: Tokenizer) -> ImageFormat:
+    if model is None or model.vision is None:
+        raise DataError(f"data source {name!r} has images, and the model has no `vision` to see them")
+    vision = model.vision
+    token = model.vocabulary - 1 if vision.image_token is None else vision.image_token
+    if token < tokenizer.vocabulary:
+        raise DataError(
+            f"the image token {token} is a token of text too; set model.vocabulary above"
+            f" {tokenizer.vocabulary}, or model.vision.image_token to an id that text does not use"
+        )
+    return ImageFormat(vision.patch, vision.merge, token)
