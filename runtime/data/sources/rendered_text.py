@@ -10,10 +10,11 @@ from shipway.runtime.data.permutation import derive_key
 _WORDS = tuple(
     word
     for line in (
-        "anchor bay beacon berth bow bridge buoy cabin canal cargo channel chart compass crane crew current deck",
-        "dock drift ferry fleet float fog galley gale harbour haven helm hull island jetty keel knot ladder",
-        "lagoon latch light load lock log mast mooring navy north oar ocean pier pilot port quay raft reef rope",
-        "rudder sail shore signal sloop south spar stern storm strait tack tide tug vessel voyage wave wharf",
+        "anchor bay beacon berth bow bridge buoy cabin canal cargo channel chart compass crane crew",
+        "current deck dock drift ferry fleet float fog galley gale harbour haven helm hull island",
+        "jetty keel knot ladder lagoon latch light load lock log mast mooring navy north oar ocean",
+        "pier pilot port quay raft reef rope rudder sail shore signal sloop south spar stern storm",
+        "strait tack tide tug vessel voyage wave wharf",
     )
     for word in line.split()
 )
