@@ -8,8 +8,8 @@ from shipway.schemas.base import Schema
 
 RECORD_FILE = "run.json"
 """Name of the record in a run's folder."""
-ATTEMPT_FILES = "attempts/*/attempt.json"
-"""Where each attempt is written down when it ends."""
+ATTEMPTS_FILE = "attempts.jsonl"
+"""Where each attempt is written down when it ends, one a line."""
 HALT_FILE = "halt"
 """While a run's folder has this file, nothing starts it again: a fatal code, or the user, said stop."""
 
@@ -44,7 +44,7 @@ class RunRecord(Schema):
 
 
 class Attempt(Schema):
-    """`attempts/<number>/attempt.json`: one start of one stage, written when it ended."""
+    """One line of `attempts.jsonl`: one start of the workers, written when it ended."""
 
     number: int
     """From 1 over the whole run."""

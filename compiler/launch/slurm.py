@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -82,7 +83,7 @@ class Slurm:
             Command(
                 ("bash", str(script), str(run.folder)),
                 "submit every stage that is not done, each after the one before it",
-                {"SHIPWAY_PYTHON": sys.executable},
+                {"SHIPWAY_PYTHON": os.environ.get("SHIPWAY_PYTHON", sys.executable)},
             )
         ]
 

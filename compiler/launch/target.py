@@ -27,6 +27,8 @@ class Command:
     """Why it is run, for a person."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables on top of the caller's."""
+    stdin: str = ""
+    """What it reads."""
     foreground: bool = False
     """Whether it takes over the terminal until the run ends."""
 

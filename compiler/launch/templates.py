@@ -18,6 +18,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        comment_start_string="{##",  # bash has ${#array[@]}
+        comment_end_string="##}",
     )
     environment.filters["quote"] = shlex.quote
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)

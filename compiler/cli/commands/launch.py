@@ -60,9 +60,14 @@ def command(
         return
     verb = "continuing" if ready.continues else "starting"
     output.note(f"{verb} run {ready.run.id} in {ready.run.folder}")
-    status = launching.start(ready)
-    output.data({**run, "status": status})
-    raise typer.Exit(status)
+    started = launching.start(ready)
+    jobs = [job.model_dump() for job in started.jobs]
+    output.data({**run, "jobs": jobs, "status": started.code})
+    if started.output:
+        output.note(started.output.rstrip())
+    for job in started.jobs:
+        output.note(f"{job.stage}: job {job.id}; watch it with `shipway status {ready.run.id}`")
+    raise typer.Exit(started.code)
 
 
 def _folder(source: str, overrides: list[str] | None, config_dir: Path | None, output: Output) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -38,6 +39,24 @@ class SlurmLab:
             if field.startswith("JobState="):
                 return field.removeprefix("JobState=")
         raise AssertionError(f"no state of job {job}")
+
+    def nodes(self, job: str) -> str:
+        """Nodes of a job, separated by commas; empty while it waits."""
+        listing = self.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").stdout.strip()
+        return ",".join(self.run("scontrol", "show", "hostnames", listing).stdout.split()) if listing else ""
+
+    @contextlib.contextmanager
+    def as_environment(self) -> Iterator[None]:
+        """Slurm's commands of this process go to the lab."""
+        before = os.environ.get("SLURM_CONF")
+        os.environ["SLURM_CONF"] = self.environment["SLURM_CONF"]
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["SLURM_CONF"]
+            else:
+                os.environ["SLURM_CONF"] = before
 
     def wait_for(self, holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
         """Wait until `holds()`; jobs that a requeue delayed are started at once."""
@@ -81,13 +100,22 @@ class SlurmLab:
 
     def kill_node(self, node: str) -> None:
         """Take a node away: its slurmd and everything that it started die at once."""
-        children = subprocess.run(["pgrep", "-f", f"slurmstepd.*{self.folder.name}|spool-{node}"], check=False)
-        del children
         daemon = self._daemons.pop(node)
-        for pid in descendants(daemon.pid):
+        for pid in (daemon.pid, *self._processes_on(node)):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)
         daemon.wait()
+
+    def _processes_on(self, node: str) -> list[int]:
+        """Processes that jobs of this lab started on a node, with the slurmstepd above them."""
+        ours = (f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.environment['SLURM_CONF']}".encode())
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if all(variable in variables for variable in ours):
+                    found |= {int(folder.name), stepd_above(folder)} - {0}
+        return sorted(found)
 
     def idle_nodes(self) -> int:
         """Nodes that could take a job now."""
@@ -139,14 +167,10 @@ class SlurmLab:
         self._daemons[name] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
 
-def descendants(pid: int) -> list[int]:
-    """`pid` and all processes below it, the deepest last."""
-    listing = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in (line.split() for line in listing.splitlines())}
-    found = [pid]
-    for candidate in found:
-        found.extend(child for child, parent in parents.items() if parent == candidate)
-    return found
+def stepd_above(folder: Path) -> int:
+    """The slurmstepd that is the parent of the process in a /proc folder, or 0."""
+    parent = Path("/proc") / (folder / "stat").read_text().rpartition(")")[2].split()[1]
+    return int(parent.name) if (parent / "comm").read_text().startswith("slurmstepd") else 0
 
 
 def free_ports(count: int) -> list[int]:
@@ -166,9 +190,11 @@ def missing() -> str | None:
     if not all(shutil.which(tool) for tool in tools):
         if shutil.which("apt-get") is None:
             return "Slurm is not installed and there is no apt-get"
-        quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "capture_output": True, "check": False}
-        subprocess.run(["apt-get", "update", "-qq"], **quiet)  # type: ignore[call-overload]
-        subprocess.run(["apt-get", "install", "-y", "-qq", "slurm-wlm", "munge"], **quiet)  # type: ignore[call-overload]
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in ("update", "install -y slurm-wlm munge"):
+            subprocess.run(
+                ["apt-get", "-qq", *command.split()], env=environment, capture_output=True, check=False
+            )
     absent = [tool for tool in tools if not shutil.which(tool)]
     return f"could not install {', '.join(absent)}" if absent else None
 

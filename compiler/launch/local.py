@@ -1,0 +1,73 @@
+"""This machine: a supervisor that starts torchrun, and again after a failure, until the programme is done."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from shipway.compiler.launch import environment
+from shipway.compiler.launch.job import Programme
+from shipway.compiler.launch.target import Command, JobState, Run
+from shipway.schemas.diagnostics import Diagnostic
+from shipway.schemas.run import Job, RunRecord
+
+
+class Local:
+    """torchrun under `shipway.runtime.supervisor`."""
+
+    def render(self, programme: Programme) -> dict[str, str]:
+        """Nothing: one command starts it, and `--dry-run` shows it."""
+        return {}
+
+    def check(self, programme: Programme, build: Path) -> list[Diagnostic]:
+        """The plan is for one node."""
+        largest = programme.largest
+        if largest.nodes == 1:
+            return []
+        return [
+            Diagnostic(
+                code="LA020",
+                summary=f"stage {largest.name!r} needs {largest.nodes} nodes, and the target is this machine",
+                field="cluster.target.kind",
+                legal=("slurm", "kubernetes", "aihc", "ssh"),
+                help="name the cluster's target, or plan for `cluster.nodes: 1`",
+            )
+        ]
+
+    def submit(self, programme: Programme, run: Run) -> list[Command]:
+        """One supervisor in the foreground."""
+        variables = {v.name: v.value for _, layer in environment.layers(programme) for v in layer}
+        kept = {name: value for name, value in variables.items() if name not in os.environ}
+        supervisor = (sys.executable, "-m", "shipway.runtime.supervisor", str(run.build))
+        return [
+            Command(
+                (*supervisor, "--run-dir", str(run.folder)),
+                f"train on this machine with {programme.largest.processes_per_node} processes",
+                kept,
+                foreground=True,
+            )
+        ]
+
+    def submitted(self, programme: Programme, output: str) -> tuple[Job, ...]:
+        """The whole programme is one job, named after the supervisor's process."""
+        return ()
+
+    def status(self, record: RunRecord) -> list[Command]:
+        """Nobody to ask: the run's folder says it."""
+        return []
+
+    def states(self, record: RunRecord, output: str) -> list[JobState]:
+        """None: see `status`."""
+        return []
+
+    def logs(self, record: RunRecord, run: Run, *, follow: bool) -> list[Command] | None:
+        """Files in the run's folder."""
+        return None
+
+    def cancel(self, record: RunRecord, run: Run) -> list[Command]:
+        """TERM to the supervisor, which lets the workers save."""
+        pid = run.folder / "supervisor.pid"
+        if not pid.exists():
+            return []
+        return [Command(("kill", "-TERM", pid.read_text().strip()), "let the workers save and leave")]

@@ -1,0 +1,82 @@
+"""Hosts over ssh: one script that copies the build, checks the hosts, and trains, again after a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shipway.compiler.launch.job import Programme
+from shipway.compiler.launch.segments import segments
+from shipway.compiler.launch.target import Command, JobState, Run
+from shipway.compiler.launch.templates import fill
+from shipway.schemas.cluster import SshTarget
+from shipway.schemas.diagnostics import Diagnostic
+from shipway.schemas.run import Job, RunRecord
+
+
+class Ssh:
+    """torchrun over ssh."""
+
+    def render(self, programme: Programme) -> dict[str, str]:
+        """The driver, which runs where the launch is made."""
+        target = _target(programme)
+        script = fill(
+            "launch/ssh/run.sh.j2",
+            name=programme.name,
+            plan_hash=programme.plan_hash,
+            regenerate=programme.regenerate,
+            target=target,
+            hosts=target.hosts[: programme.largest.nodes],
+            segments=segments(programme),
+        )
+        return {"ssh/run.sh": script}
+
+    def check(self, programme: Programme, build: Path) -> list[Diagnostic]:
+        """Hosts enough for the largest stage."""
+        target, largest = _target(programme), programme.largest
+        if len(target.hosts) >= largest.nodes:
+            return []
+        return [
+            Diagnostic(
+                code="LA040",
+                summary=f"stage {largest.name!r} needs {largest.nodes} hosts, {len(target.hosts)} are listed",
+                field="cluster.target.hosts",
+                help="list one host per node",
+            )
+        ]
+
+    def submit(self, programme: Programme, run: Run) -> list[Command]:
+        """The driver, in the foreground: it is the supervisor."""
+        script = run.build / "launch" / "ssh" / "run.sh"
+        purpose = f"train on {programme.largest.nodes} hosts"
+        return [Command(("bash", str(script), str(run.folder)), purpose, foreground=True)]
+
+    def submitted(self, programme: Programme, output: str) -> tuple[Job, ...]:
+        """None: the driver is the job."""
+        return ()
+
+    def status(self, record: RunRecord) -> list[Command]:
+        """Nobody to ask: the run's folder says it."""
+        return []
+
+    def states(self, record: RunRecord, output: str) -> list[JobState]:
+        """None: see `status`."""
+        return []
+
+    def logs(self, record: RunRecord, run: Run, *, follow: bool) -> list[Command] | None:
+        """Files in the run's folder: the driver collects them."""
+        return None
+
+    def cancel(self, record: RunRecord, run: Run) -> list[Command]:
+        """The driver passes it on to every host."""
+        pid = run.folder / "driver.pid"
+        if not pid.exists():
+            return []
+        return [
+            Command(("kill", "-TERM", pid.read_text().strip()), "let the workers on all hosts save and leave")
+        ]
+
+
+def _target(programme: Programme) -> SshTarget:
+    target = programme.cluster.target
+    assert isinstance(target, SshTarget)
+    return target

@@ -1,0 +1,155 @@
+"""Slurm, the real one: training over two emulated nodes, preemption, a node that dies, a job that cannot be.
+
+The module's runs are made once (`story`) and looked at by several tests: each start of the workers costs
+seconds. One run is left alone; the other is preempted by a job of a higher partition, and later loses a node.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shipway.compiler.launch import record
+from shipway.compiler.launch.launch import Launch, prepare, start
+from tests.launch.builds import SHORT, TWO_NODES, built
+from tests.launch.slurm_lab.lab import SlurmLab
+
+SLURM = (*TWO_NODES, *SHORT, "cluster.target.kind=slurm")
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run that Slurm gave trouble, what was seen of it on the way, and the same run without trouble."""
+
+    unbroken: Path
+    troubled: Path
+    nodes: str
+    """Nodes that the first stage ran on."""
+    queue_after_preemption: str
+    lost_node: str
+
+
+@pytest.fixture(scope="module")
+def story(slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("story")
+    build = built(folder / "build", "tiny", *SLURM)
+    run = launch(slurm, build, folder / "runs", "troubled")
+    slurm.wait_for(lambda: step(run) >= 2, "the run trains", 180)
+    nodes = slurm.nodes(first_job(run))
+
+    slurm.run("sbatch", "--partition=urgent", "--exclusive", f"--nodelist={nodes}", "--wrap=sleep 1")
+    slurm.wait_for(lambda: "preempted" in reasons(run), "the run saves and makes room", 120)
+    queue = slurm.run("squeue", "--noheader", "--format=%i %T %E").stdout
+    reached = step(run)
+
+    slurm.wait_for(lambda: step(run) > reached, "the run goes on", 180)
+    lost = slurm.nodes(first_job(run)).split(",")[-1]
+    slurm.kill_node(lost)
+    slurm.wait_for(lambda: record.is_done(run, ("short", "long")), "the run finishes", 240)
+    slurm.start_node(lost)
+    return Story(train_without_slurm(build, folder / "unbroken"), run, nodes, queue, lost)
+
+
+def train_without_slurm(build: Path, run: Path) -> Path:
+    """The whole programme in one go, on this machine."""
+    torchrun = (sys.executable, "-m", "shipway.runtime.elastic", "--standalone", "--nproc-per-node=2")
+    subprocess.run([*torchrun, "-m", "shipway.runtime.main", str(build), "--run-dir", str(run)], check=True)
+    return run
+
+
+def launch(slurm: SlurmLab, build: Path, runs: Path, name: str) -> Path:
+    """Launch as `shipway launch` does, against the lab; returns the run's folder."""
+    with slurm.as_environment():
+        prepared = prepare(build, runs, run_id=name)
+        assert isinstance(prepared, Launch), prepared
+        started = start(prepared)
+    assert started.code == 0, started.output
+    assert [job.stage for job in started.jobs] == ["short", "long"]
+    return prepared.run.folder
+
+
+def first_job(run: Path) -> str:
+    return (run / "jobs" / "01-short").read_text().strip()
+
+
+def step(run: Path) -> int:
+    progress = record.read_progress(run)
+    return progress.step if progress else 0
+
+
+def reasons(run: Path) -> list[str]:
+    return [attempt.reason for attempt in record.read_attempts(run)]
+
+
+def losses(run: Path) -> dict[int, float]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return {entry["step"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
+
+
+def test_a_stage_trains_over_two_nodes(story: Story) -> None:
+    assert len(story.nodes.split(",")) == 2
+    assert {"rank0.json", "rank1.json"} <= {path.name for path in (story.troubled / "attempts/1").iterdir()}
+
+
+def test_a_preempted_run_waits_in_the_queue_with_its_chain_behind_it(story: Story) -> None:
+    job, following = first_job(story.troubled), (story.troubled / "jobs" / "02-long").read_text().strip()
+    assert f"{job} PENDING" in story.queue_after_preemption
+    assert f"{following} PENDING afterok:{job}" in story.queue_after_preemption
+
+
+def test_a_run_outlives_preemption_and_the_loss_of_a_node(story: Story) -> None:
+    attempts = record.read_attempts(story.troubled)
+    assert [(a.stage, a.reason) for a in attempts] == [
+        ("short", "preempted"),
+        ("short", "retryable"),
+        ("short", "done"),
+        ("long", "done"),
+    ]
+    assert story.lost_node not in attempts[2].nodes
+
+
+def test_a_troubled_run_ends_with_the_loss_of_the_unbroken_one(story: Story) -> None:
+    assert len(losses(story.unbroken)) == 16
+    assert losses(story.troubled) == losses(story.unbroken)
+
+
+def test_a_job_that_cannot_be_satisfied_is_refused_at_submission(slurm: SlurmLab, tmp_path: Path) -> None:
+    overrides = ("cluster.nodes=8", *TWO_NODES[1:], *SHORT, "cluster.target.kind=slurm")
+    build = built(tmp_path / "build", "tiny", *overrides)
+    with slurm.as_environment():
+        prepared = prepare(build, tmp_path / "runs", run_id="large")
+        assert isinstance(prepared, Launch)
+        started = start(prepared)
+    assert started.code == 4
+    assert "node configuration is not available" in started.output
+
+
+def test_a_node_that_fails_the_pre_flight_is_left_out(
+    slurm: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that Slurm gave a bad node submits another without it, and moves the chain behind that."""
+    build = built(tmp_path / "build", "tiny", *SLURM)
+    monkeypatch.setenv("SHIPWAY_PYTHON", str(python_that_dies_on("n1", tmp_path)))
+    run = launch(slurm, build, tmp_path / "runs", "bad-node")
+    first, last = first_job(run), (run / "jobs" / "02-long").read_text().strip()
+    slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 120)
+    described = slurm.run("scontrol", "show", "job", first_job(run)).stdout
+    assert "ExcNodeList=n1" in described
+    follows = ("squeue", "--noheader", f"--jobs={last}", "--format=%E")
+    slurm.wait_for(lambda: f"afterok:{first_job(run)}" in slurm.run(*follows).stdout, "the chain follows")
+    assert reasons(run) == ["preflight"]
+    slurm.run("scancel", last, first_job(run))
+
+
+def python_that_dies_on(node: str, folder: Path) -> Path:
+    """A Python whose pre-flight gives no answer on one node."""
+    wrapper = folder / "python"
+    dies = f'[ "$SLURMD_NODENAME" = {node} ] && [ -n "${{SLURM_STEP_ID:-}}" ] && exit 1'
+    wrapper.write_text(f'#!/bin/sh\n{dies}\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
