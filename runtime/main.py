@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = RunFolder(options.run_dir)
     rank = int(os.environ.get("RANK", "0"))
     run.write_pid(rank)
+    # Attention residuals pass their sources on through every layer, unchanged and never written into.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     stop = StopRequest()
     stop.install()
     code, reason = ExitCode.DONE, "the programme is finished"

@@ -34,8 +34,7 @@ def test_a_generated_model_is_scored_as_by_its_logits(data: Data, tmp_path: Path
     suite = make_suite(data, WEIGHTS, 192, 4, 0, tmp_path, model=config, per_depth=1, per_task=2)
 
     def logits(batch: Batch) -> torch.Tensor:
-        images = None if batch.images is None else (batch.images.patches, batch.images.grids)
-        return model.eval()(batch.tokens, None, batch.cu_seqlens, images)
+        return model.eval()(batch.tokens, None, batch.cu_seqlens, **batch.image_arguments)
 
     expected = run_suite(logits_scorer(logits), suite).means()
     got = run_suite(model_scorer(model), suite).means()
@@ -50,8 +49,7 @@ def test_the_held_out_loss_is_the_models_own_loss(data: Data, tmp_path: Path) ->
     total = count = 0.0
     with torch.no_grad():
         for batch in suite.held_out:
-            images = (batch.images.patches, batch.images.grids)
-            total += float(model(batch.tokens, batch.labels, batch.cu_seqlens, images))
+            total += float(model(batch.tokens, batch.labels, batch.cu_seqlens, **batch.image_arguments))
             count += batch.valid_tokens
     assert run_suite(model_scorer(model), suite).means()["held_out/all"] == pytest.approx(
         total / count, rel=1e-4

@@ -1,10 +1,12 @@
-"""Plans for the toy model: the runtime reads layouts, steps and training options of them, little else."""
+"""Plans and build folders of a small generated model: what the runtime reads of them is real."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+from shipway.compiler.emit.model import render_model
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.layout import Layout
 from shipway.schemas.plan import (
@@ -17,22 +19,16 @@ from shipway.schemas.plan import (
     Totals,
     canonical_json,
 )
+from tests.templates.generated import HEADER, HYBRID
 
 CONTEXT_TOKENS = 32
-MODEL = Path(__file__).parent / "toy_model.py"
 
 
-def toy_blueprint(stages: dict[str, int], sequences: int, **training: Any) -> Blueprint:
+def small_blueprint(stages: dict[str, int], sequences: int, **training: Any) -> Blueprint:
     """A blueprint whose `stages` maps names to numbers of steps."""
     blueprint = {
-        "name": "toy",
-        "model": {
-            "vocabulary": 272,
-            "width": 32,
-            "layers": 2,
-            "attention": {"mix": {"pattern": ["grouped"]}, "grouped": {"heads": 2, "kv_heads": 2}},
-            "feed_forward": {"mix": {"pattern": ["dense"]}, "dense_inner_width": 24},
-        },
+        "name": "small",
+        "model": {**copy.deepcopy(HYBRID), "vocabulary": 272},
         "training": {
             "stages": [
                 {
@@ -66,13 +62,13 @@ def toy_blueprint(stages: dict[str, int], sequences: int, **training: Any) -> Bl
     return Blueprint.from_data(blueprint)
 
 
-def toy_plan(stages: dict[str, int], layouts: list[Layout], sequences: int = 8, **training: Any) -> Plan:
+def small_plan(stages: dict[str, int], layouts: list[Layout], sequences: int = 8, **training: Any) -> Plan:
     """A sealed plan; `layouts` are those of the stages, in order."""
-    blueprint = toy_blueprint(stages, sequences, **training)
+    blueprint = small_blueprint(stages, sequences, **training)
     entries = zip(blueprint.training.stages, layouts, strict=True)
     return Plan(
         shipway="0",
-        name="toy",
+        name="small",
         blueprint=blueprint,
         blueprint_hash="",
         calibration="none",
@@ -85,10 +81,10 @@ def toy_plan(stages: dict[str, int], layouts: list[Layout], sequences: int = 8, 
 
 
 def write_build(plan: Plan, folder: Path) -> Path:
-    """A build folder with the plan and the toy model."""
+    """A build folder with the plan and the generated model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(canonical_json(plan))
-    (folder / "model.py").write_text(MODEL.read_text())
+    (folder / "model.py").write_text(render_model(plan.blueprint.model, header=HEADER))
     return folder
 
 
