@@ -117,6 +117,7 @@ def _open_loader(context: Context, stage: StagePlan, mesh: Mesh) -> Loader:
         training.seed,
         context.build,
         mix=next(s.mix for s in training.stages if s.name == stage.name),
+        model=context.plan.blueprint.model,
         pin_memory=context.device.type == "cuda",
     )
 

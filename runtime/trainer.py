@@ -93,7 +93,9 @@ class Trainer:
         for index, batch in enumerate(batches):
             set_gradient_sync(model, last=index == len(batches) - 1)
             on_device = batch.to(mesh.device)
-            loss = model(on_device.tokens, on_device.labels, on_device.cu_seqlens)
+            loss = model(
+                on_device.tokens, on_device.labels, on_device.cu_seqlens, **on_device.image_arguments
+            )
             (loss / max(1, valid_tokens)).backward()
             total += loss.detach()
         return mesh.all_reduce(total, ["dp_replicate", "fsdp", "pp"])

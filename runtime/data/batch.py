@@ -48,6 +48,11 @@ class Batch:
         """Tokens whose label counts."""
         return int((self.labels != IGNORED).sum())
 
+    @property
+    def image_arguments(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Keyword arguments of a generated model that sees images; none where the stage has no images."""
+        return {} if self.images is None else {"images": (self.images.patches, self.images.grids)}
+
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """The same batch on a device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))

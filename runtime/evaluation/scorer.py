@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ def model_scorer(model: nn.Module) -> Scorer:
         model.eval()
         model.read_out = score_hidden  # type: ignore[assignment]
         try:
-            model(batch.tokens, None, batch.cu_seqlens, **_images(batch))
+            model(batch.tokens, None, batch.cu_seqlens, **batch.image_arguments)
         finally:
             del model.read_out
             model.train(training)
@@ -92,7 +91,3 @@ def _whole(logits: Tensor) -> Tensor:
     """Logits that tensor parallel has left sharded over the vocabulary are gathered."""
     full: Callable[[], Tensor] | None = getattr(logits, "full_tensor", None)
     return logits if full is None else full()
-
-
-def _images(batch: Batch) -> dict[str, Any]:
-    return {} if batch.images is None else {"images": (batch.images.patches, batch.images.grids)}
