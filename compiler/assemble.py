@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from shipway.compiler.evaluate import cells_of, evaluate, tables, time_breakdown
-from shipway.compiler.evaluate_parts import part_costs
+from shipway.compiler.evaluate import Tables, evaluate, tables, time_breakdown
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger import Chosen, ledger
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
+from shipway.compiler.operators.base import Operator, Shard, flops
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import Found, verdict
 from shipway.schemas.plan import (
@@ -54,16 +54,16 @@ NOTES = {
 }
 
 
-def choose(problem: Problem, candidate: Candidates) -> Chosen:
+def choose(problem: Problem, candidate: Candidates, shared: Tables | None = None) -> Chosen:
     """Everything about one layout."""
-    shared = tables(problem, candidate)
-    return Chosen(problem, candidate, shared, evaluate(problem, candidate, shared).groups[0])
+    own = shared or tables(problem, candidate)
+    return Chosen(problem, candidate, own, evaluate(problem, candidate, own).groups[0])
 
 
 def stage_plan(problem: Problem, found: Found) -> StagePlan:
     """The plan of one stage; `found.best` must not be None."""
     assert found.best is not None
-    chosen = choose(problem, found.candidates.take(np.array([found.best])))
+    chosen = choose(problem, found.candidates.take(np.array([found.best])), found.tables_of(found.best))
     stage, space = problem.stage, problem.space
     step = float(chosen.group.step_seconds[0])
     model_flops, hardware_flops = flops_per_token(problem, int(chosen.candidate.recompute[0]))
@@ -98,12 +98,20 @@ def stage_plan(problem: Problem, found: Found) -> StagePlan:
 
 def flops_per_token(problem: Problem, recompute: int) -> tuple[float, float]:
     """Model and hardware FLOPs of one token, forward and backward; causal attention, active parameters."""
-    cell = cells_of(problem, np.array([[1, 1, 1, 1]]))
-    parts = part_costs(problem.work, cell, problem.machine, problem.network, problem.fused)
-    totals = problem.work.totals
-    model = float(totals @ parts.model_flops[:, 0]) / problem.space.context
-    again = float(totals @ parts.recompute_flops[recompute, :, 0]) / problem.space.context
-    return model, model + again
+    shard = Shard(sequences=1.0, context=float(problem.space.context))
+    known: dict[tuple[Operator, str], tuple[float, float]] = {}
+    model, again = 0.0, 0.0
+    for row, repeats in zip(problem.work.rows, problem.work.totals.tolist(), strict=True):
+        policy = RECOMPUTE[recompute] if row.recomputable else "none"
+        for _, operator in row.operators():
+            if (operator, policy) not in known:
+                work = flops(operator.kernels(shard))
+                repeated = flops(operator.recomputed(shard, policy)).forward
+                known[operator, policy] = work.forward + work.backward, repeated
+            own, repeated = known[operator, policy]
+            model += repeats * own
+            again += repeats * repeated
+    return model / problem.space.context, (model + again) / problem.space.context
 
 
 def time_items(chosen: Chosen) -> tuple[TimeItem, ...]:

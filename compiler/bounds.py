@@ -25,7 +25,9 @@ Ints = npt.NDArray[np.int64]
 def mesh_bytes(problem: Problem, candidates: Candidates) -> Floats:
     """Least peak memory of meshes: states alone, with the least activations once micro-batches are known."""
     shardings, which = shardings_of(candidates)
-    states = state_costs(problem.parameters, shardings, problem.network, problem.blueprint.training, seconds=False)
+    states = state_costs(
+        problem.parameters, shardings, problem.network, problem.blueprint.training, seconds=False
+    )
     sizes = element_bytes(problem.blueprint.training)
     least = _least_states(problem, candidates, states, which, sizes)
     if candidates.micro_batch.any():

@@ -28,7 +28,10 @@ class Network:
         `size_bytes` is the full tensor: what all-gather ends with and reduce-scatter and all-reduce start
         with; for all-to-all what one rank holds; for send_receive what is sent.
         """
-        where = path(self.fabric, size, stride)
+        return self.seconds_on(path(self.fabric, size, stride), collective, size_bytes)
+
+    def seconds_on(self, where: Path, collective: str, size_bytes: Number) -> Number:
+        """As `collective_seconds`, for groups whose place on the fabric is known."""
         match collective:
             case "all_gather" | "reduce_scatter" | "broadcast":
                 seconds = self._ring(size_bytes, where, passes=1)

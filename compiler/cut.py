@@ -16,10 +16,11 @@ RESOLUTION = 64
 cost alike share a cut."""
 
 
-def cut(costs: Sequence[int], chunks: int) -> tuple[int, ...]:
+def cut(costs: Sequence[int], chunks: int, guess: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """Boundaries [0, ..., layers] of `chunks` runs of at least one layer that minimise the slowest.
 
-    What comes before the first layer and after the last (embedding, head) belongs to their costs.
+    What comes before the first layer and after the last (embedding, head) belongs to their costs. A good
+    `guess` (boundaries for similar costs) shortens the search and never changes its result.
     """
     layers = len(costs)
     if chunks > layers:
@@ -29,10 +30,15 @@ def cut(costs: Sequence[int], chunks: int) -> tuple[int, ...]:
     best, low = _fill_from_the_back(sums, chunks, low)
     if best is not None:
         return best
-    # Filled greedily, no chunk exceeds the average by more than one layer.
-    best, _ = _fill_from_the_back(sums, chunks, -(-sums[-1] // chunks) + max(costs))
-    assert best is not None
-    high = _slowest(sums, best)
+    if guess is None:
+        # Filled greedily, no chunk exceeds the average by more than one layer.
+        best, _ = _fill_from_the_back(sums, chunks, -(-sums[-1] // chunks) + max(costs))
+        assert best is not None
+        guess = best
+    high = _slowest(sums, guess)
+    if low < high:
+        best, following = _fill_from_the_back(sums, chunks, high - 1)
+        low, high = (following, high) if best is None else (low, _slowest(sums, best))
     while low < high:
         bounds, following = _fill_from_the_back(sums, chunks, (low + high) // 2)
         if bounds is None:

@@ -74,6 +74,8 @@ class Tables:
     """Running sums over layers that have been asked for, see `running`."""
     cuts: dict[tuple[bytes, int], tuple[int, ...]] = field(default_factory=dict)
     """Boundaries by rounded costs and chunks."""
+    guesses: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The latest cut for a number of chunks, near to the next one."""
 
     @cached_property
     def rounded(self) -> Ints:
@@ -86,6 +88,23 @@ class Tables:
         """The same tables for a selection of layouts."""
         result = replace(self, cell_of=self.cell_of[index], sharding_of=self.sharding_of[index])
         result.__dict__["rounded"] = self.rounded
+        return result
+
+    def alone(self, layout: int) -> Tables:
+        """Tables of one layout, with nothing else in them."""
+        cell, sharding = int(self.cell_of[layout]), int(self.sharding_of[layout])
+        zero = np.zeros(1, dtype=np.int64)
+        result = Tables(
+            self.cells.at(cell),
+            zero,
+            self.parts.at(cell),
+            self.shardings.at(sharding),
+            zero,
+            self.states.at(sharding),
+            self.sizes,
+            self.work,
+        )
+        result.__dict__["rounded"] = self.rounded[:, :, cell : cell + 1]
         return result
 
     def running(self, name: str, policy: int = 0) -> Floats:
@@ -246,7 +265,8 @@ def _cut(shared: Tables, key: int, chunks: int) -> tuple[int, ...]:
         layers = costs[shared.work.layer_rows]
         layers[0] += costs[FIRST]
         layers[-1] += costs[LAST]
-        held = shared.cuts[memo] = cut(layers.tolist(), chunks)
+        held = shared.cuts[memo] = cut(layers.tolist(), chunks, shared.guesses.get(chunks))
+        shared.guesses[chunks] = held
     return held
 
 

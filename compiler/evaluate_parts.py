@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from shipway.compiler.communication import Network
 from shipway.compiler.layouts import RECOMPUTE
-from shipway.compiler.operators.base import Number, Operator, Shard, Transfer, flops, forward_flops
+from shipway.compiler.fabric import Path, path
+from shipway.compiler.operators.base import Number, Operator, Shard, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.workload import Workload
 from shipway.schemas.model import Experts
@@ -29,7 +30,7 @@ PHASES = ("forward", "backward")
 POLICIES = len(RECOMPUTE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cells:
     """Arrays of one length: the part of one micro-batch that one rank works on."""
 
@@ -42,6 +43,10 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.context)
+
+    def at(self, cell: int) -> Cells:
+        """One cell alone."""
+        return Cells(*(getattr(self, name)[cell : cell + 1] for name in self.__dataclass_fields__))
 
     def shard(self, element_bytes: int, fused: bool) -> Shard:
         """The cells as the catalogue takes them."""
@@ -58,7 +63,7 @@ class Cells:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PartCosts:
     """Per row and cell; seconds and bytes of one micro-batch on one rank."""
 
@@ -84,6 +89,10 @@ class PartCosts:
     """[policies, rows, cells]."""
     hidden: Floats
     """[cells]: one hidden state between layers."""
+
+    def at(self, cell: int) -> PartCosts:
+        """One cell alone."""
+        return PartCosts(*(getattr(self, name)[..., cell : cell + 1] for name in self.__dataclass_fields__))
 
     @cached_property
     def overhead(self) -> Floats:
@@ -113,24 +122,36 @@ def load_imbalance(experts: Experts | None, local_tokens: Floats, ep: Ints, perc
 def part_costs(work: Workload, cells: Cells, machine: Machine, network: Network, fused: bool) -> PartCosts:
     """Costs of every row in every cell."""
     shard = cells.shard(machine.element_bytes, fused)
-    rows, count = len(work.rows), len(cells)
-    table = _Table.empty(rows, count)
-    costs: dict[Operator, _Table] = {}
-    for index, row in enumerate(work.rows):
-        for part in row.parts:
-            if row.recomputable and part.states:
-                # Under full recomputation a part keeps its own input, beside what its operators keep.
-                state = shard.local_tokens * part.width * shard.element_bytes
-                table.saved[RECOMPUTE.index("full"), index] += part.states * state
+    places = axis_paths(cells, network)
+    index: dict[Operator, int] = {}
+    occurs: list[dict[int, int]] = []
+    for row in work.rows:
+        own: dict[int, int] = {}
         for _, operator in row.operators():
-            if operator not in costs:
-                costs[operator] = _operator_costs(operator, shard, cells, machine, network)
-            table.add(index, costs[operator], row.recomputable)
-    return table.finish(work, shard, machine)
+            position = index.setdefault(operator, len(index))
+            own[position] = own.get(position, 0) + 1
+        occurs.append(own)
+    each = _Stack(*(np.zeros((*lead, len(index), len(cells))) for lead in _Stack.leading()))
+    for operator, position in index.items():
+        _fill(each, position, operator, shard, machine, network, places)
+    counts = np.zeros((len(work.rows), len(index)))
+    for number, own in enumerate(occurs):
+        for position, repeats in own.items():
+            counts[number, position] = repeats
+    return _summed(work, counts, each, shard, machine)
 
 
-@dataclass(frozen=True)
-class _Table:
+def axis_paths(cells: Cells, network: Network) -> dict[str, Path]:
+    """Where the groups of the operators' axes lie, for every cell."""
+    ones = np.ones_like(cells.tp)
+    groups = {"tp": (cells.tp, ones), "cp": (cells.cp, cells.tp), "ep": (cells.ep, ones)}
+    return {axis: path(network.fabric, size, stride) for axis, (size, stride) in groups.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    """Costs of every distinct operator; the last axes are operators and cells."""
+
     compute: Floats
     recompute: Floats
     transfer: Floats
@@ -140,93 +161,81 @@ class _Table:
     model_flops: Floats
     recompute_flops: Floats
 
-    @classmethod
-    def empty(cls, rows: int, cells: int) -> _Table:
-        def zeros(*leading: int) -> Floats:
-            return np.zeros((*leading, rows, cells))
-
-        return cls(
-            zeros(2, len(CATEGORIES)),
-            zeros(POLICIES),
-            zeros(2, len(AXES)),
-            zeros(),
-            zeros(POLICIES),
-            zeros(),
-            zeros(),
-            zeros(POLICIES),
-        )
-
-    def add(self, row: int, other: _Table, recomputable: bool) -> None:
-        """Add an operator's costs to a row; the policy of a row that is never recomputed is `none`."""
-        policies = slice(None) if recomputable else slice(0, 1)
-        self.compute[:, :, row] += other.compute[:, :, 0]
-        self.recompute[:, row] += other.recompute[policies, 0]
-        self.saved[:, row] += other.saved[policies, 0]
-        self.transfer[:, :, row] += other.transfer[:, :, 0]
-        self.launches[row] += other.launches[0]
-        self.scratch[row] = np.maximum(self.scratch[row], other.scratch[0])
-        self.model_flops[row] += other.model_flops[0]
-        self.recompute_flops[:, row] += other.recompute_flops[policies, 0]
-
-    def finish(self, work: Workload, shard: Shard, machine: Machine) -> PartCosts:
-        forward_transfer = self.transfer[0].sum(axis=0)
-        forward = self.compute[0].sum(axis=0) + forward_transfer
-        backward = self.compute[1].sum(axis=0) + self.transfer[1].sum(axis=0) + self.recompute
-        # Full recomputation repeats a layer's forward collectives as well.
-        repeats = np.array([row.recomputable for row in work.rows])
-        backward[RECOMPUTE.index("full"), repeats] += forward_transfer[repeats]
-        issue = self.launches * machine.efficiency.host_seconds
-        waits_forward = np.maximum(issue - forward, 0.0)
-        waits_backward = np.maximum(1.5 * issue - backward, 0.0)
-        return PartCosts(
-            compute=self.compute,
-            recompute=self.recompute,
-            transfer=self.transfer,
-            forward=forward + waits_forward,
-            backward=backward + waits_backward,
-            host=waits_forward + waits_backward[0],
-            saved=self.saved,
-            scratch=self.scratch,
-            model_flops=self.model_flops,
-            recompute_flops=self.recompute_flops,
-            hidden=np.broadcast_to(
-                np.asarray(shard.local_tokens * work.width * shard.element_bytes, dtype=float),
-                self.scratch.shape[1:],
-            ),
-        )
+    @staticmethod
+    def leading() -> tuple[tuple[int, ...], ...]:
+        """Leading axes of each field."""
+        return (2, len(CATEGORIES)), (POLICIES,), (2, len(AXES)), (), (POLICIES,), (), (), (POLICIES,)
 
 
-def _operator_costs(
-    operator: Operator, shard: Shard, cells: Cells, machine: Machine, network: Network
-) -> _Table:
-    table = _Table.empty(1, len(cells))
+def _fill(
+    each: _Stack,
+    position: int,
+    operator: Operator,
+    shard: Shard,
+    machine: Machine,
+    network: Network,
+    places: dict[str, Path],
+) -> None:
+    """Put one operator's costs at its position."""
     kernels = operator.kernels(shard)
     times = {}
     for kernel in kernels:
         time = times[kernel.name] = kernel_time(kernel, machine)
-        table.compute[0, time.category, 0] += time.forward
-        table.compute[1, time.category, 0] += time.backward
-        table.launches[0] += time.launches
+        each.compute[0, time.category, position] += time.forward
+        each.compute[1, time.category, position] += time.backward
+        each.launches[position] += time.launches
     work = flops(kernels)
-    table.model_flops[0] += work.forward + work.backward
+    each.model_flops[position] += work.forward + work.backward
     for policy, name in enumerate(RECOMPUTE):
-        table.saved[policy, 0] += sum((tensor.bytes for tensor in operator.saved(shard, name)), 0.0)
+        each.saved[policy, position] += sum((t.bytes for t in operator.saved(shard, name)), 0.0)
         for kernel in operator.recomputed(shard, name):
             time = times.get(kernel.name) or kernel_time(kernel, machine)
-            table.recompute[policy, 0] += time.forward
-            table.recompute_flops[policy, 0] += forward_flops(kernel)
-    table.scratch[0] += operator.scratch_bytes(shard)
+            each.recompute[policy, position] += time.forward
+            each.recompute_flops[policy, position] += forward_flops(kernel)
+    each.scratch[position] += operator.scratch_bytes(shard)
     for transfer in operator.transfers(shard):
-        phase, axis = PHASES.index(transfer.phase), AXES.index(transfer.axis)
-        table.transfer[phase, axis, 0] += transfer_seconds(transfer, cells, network)
-    return table
+        seconds = network.seconds_on(places[transfer.axis], transfer.collective, transfer.bytes)
+        each.transfer[PHASES.index(transfer.phase), AXES.index(transfer.axis), position] += seconds
 
 
-def transfer_seconds(transfer: Transfer, cells: Cells, network: Network) -> Number:
-    """Seconds of one call of an operator's collective."""
-    size, stride = {
-        "tp": (cells.tp, np.ones_like(cells.tp)),
-        "cp": (cells.cp, cells.tp),
-        "ep": (cells.ep, np.ones_like(cells.ep)),
-    }[transfer.axis]
-    return network.collective_seconds(transfer.collective, transfer.bytes, size, stride)
+def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine: Machine) -> PartCosts:
+    """Operators' costs as rows'."""
+    recomputable = np.array([row.recomputable for row in work.rows])[:, None]
+
+    def rows(per_operator: Floats) -> Floats:
+        result: Floats = counts @ per_operator
+        return result
+
+    def policies(per_operator: Floats) -> Floats:
+        # The embedding and the head are never recomputed, whatever the policy.
+        result: Floats = np.where(recomputable, rows(per_operator), rows(per_operator[0]))
+        return result
+
+    compute, transfer = rows(each.compute), rows(each.transfer)
+    recompute, saved = policies(each.recompute), policies(each.saved)
+    full = RECOMPUTE.index("full")
+    # A part keeps its own input when all of it is recomputed, and repeats its forward collectives.
+    hidden = np.broadcast_to(
+        np.asarray(shard.local_tokens * work.width * shard.element_bytes, dtype=float), each.scratch.shape[1:]
+    )
+    states = np.array([sum(part.states for part in row.parts) for row in work.rows])[:, None]
+    saved[full] += np.where(recomputable, states, 0) * hidden
+    forward = compute[0].sum(axis=0) + transfer[0].sum(axis=0)
+    backward = compute[1].sum(axis=0) + transfer[1].sum(axis=0) + recompute
+    backward[full] += np.where(recomputable, transfer[0].sum(axis=0), 0.0)
+    issue = rows(each.launches) * machine.efficiency.host_seconds
+    waits_forward = np.maximum(issue - forward, 0.0)
+    waits_backward = np.maximum(1.5 * issue - backward, 0.0)
+    return PartCosts(
+        compute=compute,
+        recompute=recompute,
+        transfer=transfer,
+        forward=forward + waits_forward,
+        backward=backward + waits_backward,
+        host=waits_forward + waits_backward[0],
+        saved=saved,
+        scratch=np.stack([each.scratch[counts[row] > 0].max(axis=0) for row in range(len(work.rows))]),
+        model_flops=rows(each.model_flops),
+        recompute_flops=policies(each.recompute_flops),
+        hidden=hidden,
+    )

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shardings:
     """Arrays of one length."""
 
@@ -37,10 +37,22 @@ class Shardings:
     def __len__(self) -> int:
         return len(self.tp)
 
+    def at(self, sharding: int) -> Shardings:
+        """One sharding alone."""
+        return Shardings(
+            *(getattr(self, name)[sharding : sharding + 1] for name in self.__dataclass_fields__)
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class StateCosts:
     """Per row and sharding, on one rank."""
+
+    def at(self, sharding: int) -> StateCosts:
+        """One sharding alone."""
+        return StateCosts(
+            *(getattr(self, name)[:, sharding : sharding + 1] for name in self.__dataclass_fields__)
+        )
 
     gathered_bytes: Floats
     """[rows, shardings]: parameters in compute precision, gathered."""
@@ -147,7 +159,10 @@ def parameter_table(work: Workload, training: Training) -> ParameterTable:
         first=column(shape[0] for shape in shapes),
         second=column(shape[1] for shape in shapes),
         rest=column(math.prod(shape[2:]) for shape in shapes),
-        over_tp=(flags(lambda p: p.sharding in ("column", "vocabulary")), flags(lambda p: p.sharding == "row")),
+        over_tp=(
+            flags(lambda p: p.sharding in ("column", "vocabulary")),
+            flags(lambda p: p.sharding == "row"),
+        ),
         expert=flags(lambda p: p.sharding == "expert"),
         width=column(4 if p.fp32 else sizes.compute for p in kept),
         trained=column(p.optimizer != "none" for p in kept),

@@ -189,9 +189,9 @@ def _together(space: Space, index: int) -> Iterator[Diagnostic]:
     """Pins that are legal one by one and leave nothing together."""
     from shipway.compiler.layouts import count_layouts
 
-    if count_layouts(space):
-        return
     held = _pinned(space.constraints)
+    if not held or count_layouts(space):
+        return
     because = [f"{name} {value}" for name, value in held.items()]
     because += _derived(space, held)
     releases = list(_releases(space, held))

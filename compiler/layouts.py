@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -136,10 +137,11 @@ def from_layout(layout: Layout) -> Candidates:
     return Candidates(*(np.array([value], dtype=np.int64) for value in values))
 
 
-def divisors(number: int) -> list[int]:
+@cache
+def divisors(number: int) -> tuple[int, ...]:
     """Divisors in rising order."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
 def degrees(pinned: int | None, free: Iterable[int]) -> list[int]:
@@ -230,28 +232,48 @@ def _candidates(table: IntArray) -> Candidates:
     )
 
 
-def legal_meshes(space: Space, *, widest: bool = False) -> IntArray:
-    """Rows of (pp, replicate, shard, cp, tp, ep)."""
+def legal_meshes(space: Space, *, widest: bool = False, experts: bool = True) -> IntArray:
+    """Rows of (pp, replicate, shard, cp, tp, ep), the last only with `experts`."""
     meshes = _meshes(space, widest)
     if not space.any_size and len(meshes):
         world = meshes.prod(axis=1)
         meshes = meshes[2 * world > min(space.devices, 2 * world.max() - 1)]
-    return _with_experts(space, meshes)
+    return _with_experts(space, meshes) if experts else meshes
 
 
 def count_layouts(space: Space) -> int:
-    """Number of legal layouts, without listing them: what follows a mesh depends on pp and data only."""
-    table = legal_meshes(space)
+    """Number of legal layouts, without listing them.
+
+    What follows a mesh depends on pp and data alone; the splits of data parallel and the expert degrees
+    depend on data and cp x tp alone.
+    """
+    table = legal_meshes(space, widest=True, experts=False)
     if not len(table):
         return 0
-    keys = np.column_stack([table[:, 0], table[:, 1] * table[:, 2]])
-    unique, repeats = np.unique(keys, axis=0, return_counts=True)
-    ones = np.ones_like(unique[:, 0])
-    probe = np.column_stack([unique[:, 0], ones, unique[:, 1], ones, ones, ones])
+    pp, data, inner = table[:, 0], table[:, 1] * table[:, 2], table[:, 3] * table[:, 4]
+    ones = np.ones_like(pp)
+    keys = np.unique(np.column_stack([pp, data]), axis=0)
+    probe = np.column_stack([keys[:, 0], ones[: len(keys)], keys[:, 1], *[ones[: len(keys)]] * 3])
     rest = _with_policies(space, _with_schedules(space, _with_micro_batches(space, probe)))
-    each = dict(zip(map(tuple, unique.tolist()), repeats.tolist(), strict=True))
     found, following = np.unique(rest[:, [0, 2]], axis=0, return_counts=True)
-    return sum(each[pp, data] * int(n) for (pp, data), n in zip(found.tolist(), following, strict=True))
+    after = {tuple(key): int(n) for key, n in zip(found.tolist(), following, strict=True)}
+    degrees_of = expert_degrees(space)
+
+    @cache
+    def before(data: int, inner: int) -> int:
+        shards = [mesh[2] for mesh in _splits(space.constraints, 1, data, 1, 1)]
+        return sum(shard * inner % ep == 0 for shard in shards for ep in degrees_of)
+
+    rows = zip(pp.tolist(), data.tolist(), inner.tolist(), strict=True)
+    return sum(before(d, i) * after.get((p, d), 0) for p, d, i in rows)
+
+
+def expert_degrees(space: Space) -> list[int]:
+    """Expert-parallel degrees that divide the experts."""
+    legal = (
+        [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)] if space.experts else []
+    )
+    return degrees(space.constraints.expert_parallel, legal or [1])
 
 
 def _partial(table: IntArray) -> Candidates:
@@ -315,11 +337,7 @@ def _cross(table: IntArray, options: Sequence[tuple[int, ...]]) -> IntArray:
 
 
 def _with_experts(space: Space, table: IntArray) -> IntArray:
-    pinned = space.constraints.expert_parallel
-    legal = (
-        [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)] if space.experts else [1]
-    )
-    table = _cross(table, [(degree,) for degree in degrees(pinned, legal)])
+    table = _cross(table, [(degree,) for degree in expert_degrees(space)])
     region = table[:, 2] * table[:, 3] * table[:, 4]
     return table[region % table[:, 5] == 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,11 @@ from shipway.compiler.evaluate import (
     replicate_seconds,
     send_seconds,
 )
-from shipway.compiler.evaluate_parts import transfer_seconds
+from shipway.compiler.evaluate_parts import axis_paths
 from shipway.compiler.fabric import path
 from shipway.compiler.layouts import RECOMPUTE, Candidates
+from shipway.compiler.operators.base import Operator, Transfer
 from shipway.compiler.problem import Problem
-from shipway.schemas.layout import Recompute
 from shipway.schemas.plan import Collective
 
 
@@ -49,201 +50,151 @@ class Chosen:
         return counts.sum(axis=0)[self.busiest]
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A kind of call; calls that differ in nothing but the layer that makes them are one line."""
+
+    name: str
+    axis: str
+    collective: str
+    bytes: int
+    note: str
+
+
+@dataclass
+class _Sum:
+    count: float = 0.0
+    seconds: float = 0.0
+    exposed: float = 0.0
+
+
 def ledger(chosen: Chosen) -> tuple[Collective, ...]:
     """All collectives, the longest first."""
-    entries = [*_of_operators(chosen), *_of_sharding(chosen), *_of_replicas(chosen), *_of_pipeline(chosen)]
-    merged = _merge(entries)
-    return tuple(sorted(merged, key=lambda entry: (-entry.seconds, entry.name)))
+    sums: dict[_Call, _Sum] = {}
+    for entries in (_of_operators, _of_sharding, _of_replicas, _of_pipeline):
+        for call, count, seconds, exposed in entries(chosen):
+            line = sums.setdefault(call, _Sum())
+            line.count += count
+            line.seconds += seconds
+            line.exposed += exposed
+    groups = {
+        axis: (int(size[0]), int(stride[0])) for axis, (size, stride) in groups_of(chosen.candidate).items()
+    }
+    fab = chosen.problem.network.fabric
+    far = {axis: bool(path(fab, *group).crosses_network) for axis, group in groups.items()}
+    lines = [
+        Collective.model_validate(
+            {
+                "name": call.name,
+                "axis": call.axis,
+                "collective": call.collective,
+                "group_size": groups[call.axis][0],
+                "bytes": call.bytes,
+                "count": round(line.count),
+                "algorithm": algorithm(call.collective),
+                "link": "network" if far[call.axis] else "scale-up",
+                "seconds": line.seconds,
+                "exposed_seconds": min(line.exposed, line.seconds),
+                "note": call.note,
+            }
+        )
+        for call, line in sums.items()
+        if groups[call.axis][0] > 1 and line.count
+    ]
+    return tuple(sorted(lines, key=lambda line: (-line.seconds, line.name, line.bytes)))
 
 
-def _merge(entries: list[Collective]) -> list[Collective]:
-    """One line for calls that differ in nothing but which layer makes them."""
-    found: dict[tuple[object, ...], Collective] = {}
-    for entry in entries:
-        key = (entry.name, entry.axis, entry.collective, entry.bytes, entry.note)
-        held = found.get(key)
-        if held is not None:
-            entry = held.model_copy(
-                update={
-                    "count": held.count + entry.count,
-                    "seconds": held.seconds + entry.seconds,
-                    "exposed_seconds": held.exposed_seconds + entry.exposed_seconds,
-                }
-            )
-        found[key] = entry
-    return [entry for entry in found.values() if entry.group_size > 1 and entry.count > 0]
+Entry = tuple[_Call, float, float, float]
+"""A call, how often, its seconds, and how many of them are exposed."""
 
 
-def _line(
-    chosen: Chosen,
-    name: str,
-    axis: str,
-    collective: str,
-    size_bytes: float,
-    count: float,
-    seconds: float,
-    exposed: float,
-    note: str,
-) -> Collective:
-    size, stride = _groups(chosen)[axis]
-    far = bool(path(chosen.problem.network.fabric, size, stride).crosses_network)
-    return Collective.model_validate(
-        {
-            "name": name,
-            "axis": axis,
-            "collective": collective,
-            "group_size": size,
-            "bytes": round(size_bytes),
-            "count": round(count),
-            "algorithm": algorithm(collective),
-            "link": "network" if far else "scale-up",
-            "seconds": seconds,
-            "exposed_seconds": min(exposed, seconds),
-            "note": note,
-        }
-    )
-
-
-def _groups(chosen: Chosen) -> dict[str, tuple[int, int]]:
-    groups = groups_of(chosen.candidate)
-    return {axis: (int(size[0]), int(stride[0])) for axis, (size, stride) in groups.items()}
-
-
-def _of_operators(chosen: Chosen) -> list[Collective]:
+def _of_operators(chosen: Chosen) -> Iterator[Entry]:
     problem, cells = chosen.problem, chosen.shared.cells
     shard = cells.shard(problem.machine.element_bytes, problem.fused)
-    cell = int(chosen.shared.cell_of[0])
-    policy: Recompute = RECOMPUTE[int(chosen.candidate.recompute[0])]
+    places = axis_paths(cells, problem.network)
+    policy = RECOMPUTE[int(chosen.candidate.recompute[0])]
     micro_batches = int(chosen.candidate.micro_batches[0])
-    entries = []
+    known: dict[Operator, list[tuple[Transfer, float]]] = {}
     for row, repeats in zip(problem.work.rows, chosen.rows_on_busiest, strict=True):
         if not repeats:
             continue
         for _, operator in row.operators():
-            for transfer in operator.transfers(shard):
+            if operator not in known:
+                known[operator] = [
+                    (t, _only(problem.network.seconds_on(places[t.axis], t.collective, t.bytes)))
+                    for t in operator.transfers(shard)
+                ]
+            for transfer, each in known[operator]:
                 again = policy == "full" and row.recomputable and transfer.phase == "forward"
-                count = repeats * micro_batches * (2 if again else 1)
-                each = _at(transfer_seconds(transfer, cells, problem.network), cell)
-                entries.append(
-                    _line(
-                        chosen,
-                        transfer.name,
-                        transfer.axis,
-                        transfer.collective,
-                        _at(transfer.bytes, cell),
-                        count,
-                        each * count,
-                        each * count,
-                        "again when backward recomputes" if again else "in the layer's critical path",
-                    )
-                )
-    return entries
+                count = float(repeats * micro_batches * (2 if again else 1))
+                note = "again when backward recomputes" if again else "in the layer's critical path"
+                size = round(_only(transfer.bytes))
+                call = _Call(transfer.name, transfer.axis, transfer.collective, size, note)
+                yield call, count, each * count, each * count
 
 
-def _at(value: object, cell: int) -> float:
-    array = np.asarray(value, dtype=float)
-    return float(array if array.ndim == 0 else array[cell])
+def _only(value: object) -> float:
+    """The one number in an array of one, or a plain number."""
+    return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
-def _of_sharding(chosen: Chosen) -> list[Collective]:
-    states, sharding = chosen.shared.states, int(chosen.shared.sharding_of[0])
-    sizes, candidate = chosen.shared.sizes, chosen.candidate
-    piped = chosen.group.pp > 1
+def _of_sharding(chosen: Chosen) -> Iterator[Entry]:
+    states, sizes, candidate = chosen.shared.states, chosen.shared.sizes, chosen.candidate
+    network, piped = chosen.problem.network, chosen.group.pp > 1
     micro_batches = int(candidate.micro_batches[0])
     gathers = 1 if piped else micro_batches * (2 if candidate.zero[0] == 3 else 1)
     reductions = 1 if piped else micro_batches
-    total = float(chosen.rows_on_busiest @ (states.gather_seconds[:, sharding] * gathers))
-    total += float(chosen.rows_on_busiest @ (states.reduce_seconds[:, sharding] * reductions))
-    exposed = float(chosen.group.time[EXPOSED][0])
-    share = min(exposed / total, 1.0) if total else 0.0
-    groups = _groups(chosen)
-    entries = []
-    for index, repeats in enumerate(chosen.rows_on_busiest):
-        if not repeats:
-            continue
-        expert = float(states.expert_bytes[index, sharding])
-        dense = float(states.dense_bytes[index, sharding])
-        expert_gradient = float(states.expert_numel[index, sharding]) * sizes.gradient
-        gradient = float(states.whole_numel[index, sharding]) * sizes.gradient - expert_gradient
-        for axis, what, gathered, reduced in (
-            ("dp_shard", "dense parameters", dense, gradient),
-            ("expert_shard", "expert parameters", expert, expert_gradient),
+    rows = chosen.rows_on_busiest
+    total = float(rows @ (states.gather_seconds[:, 0] * gathers + states.reduce_seconds[:, 0] * reductions))
+    share = min(float(chosen.group.time[EXPOSED][0]) / total, 1.0) if total else 0.0
+    groups = groups_of(candidate)
+    expert_gradient = states.expert_numel[:, 0] * sizes.gradient
+    gradient = states.whole_numel[:, 0] * sizes.gradient - expert_gradient
+    after = "after a chunk's last backward" if piped else "under the next layer's backward"
+    for axis, what, gathered, reduced in (
+        ("dp_shard", "dense parameters", states.dense_bytes[:, 0], gradient),
+        ("expert_shard", "expert parameters", states.expert_bytes[:, 0], expert_gradient),
+    ):
+        for name, collective, sizes_of, count, note in (
+            (what, "all_gather", gathered, gathers, "under the layer before"),
+            (f"gradients of {what}", "reduce_scatter", reduced, reductions, after),
         ):
-            if not gathered:
-                continue
-            for name, collective, size_bytes, count, hidden in (
-                (f"{what}", "all_gather", gathered, gathers, "under the layer before"),
-                (
-                    f"gradients of {what}",
-                    "reduce_scatter",
-                    reduced,
-                    reductions,
-                    "after a chunk's last backward" if piped else "under the next layer's backward",
-                ),
-            ):
-                size, stride = groups[axis]
-                each = float(chosen.problem.network.collective_seconds(collective, size_bytes, size, stride))
-                seconds = each * count * repeats
-                entries.append(
-                    _line(
-                        chosen,
-                        name,
-                        axis,
-                        collective,
-                        size_bytes,
-                        count * repeats,
-                        seconds,
-                        seconds * share,
-                        hidden,
-                    )
-                )
-    return entries
+            each = network.collective_seconds(collective, sizes_of, *groups[axis])
+            for row in np.flatnonzero((rows > 0) & (sizes_of > 0)):
+                calls = float(rows[row] * count)
+                seconds = float(each[row]) * calls
+                call = _Call(name, axis, collective, round(float(sizes_of[row])), note)
+                yield call, calls, seconds, seconds * share
 
 
-def _of_replicas(chosen: Chosen) -> list[Collective]:
-    sharding = chosen.shared.sharding_of
+def _of_replicas(chosen: Chosen) -> Iterator[Entry]:
     seconds = replicate_seconds(chosen.problem, chosen.group.chunked)[:, 0]
-    shard = chosen.shared.states.shard_numel[:, int(sharding[0])] * chosen.shared.sizes.gradient
-    entries = []
-    for index, repeats in enumerate(chosen.rows_on_busiest):
-        if repeats and shard[index]:
-            time = float(seconds[index] * repeats)
-            entries.append(
-                _line(
-                    chosen,
-                    "gradient shards between replicas",
-                    "dp_replicate",
-                    "all_reduce",
-                    float(shard[index]),
-                    repeats,
-                    time,
-                    time if chosen.group.pp > 1 else 0.0,
-                    "once a step, after the reduction",
-                )
-            )
-    return entries
+    shard = chosen.shared.states.shard_numel[:, 0] * chosen.shared.sizes.gradient
+    rows = chosen.rows_on_busiest
+    for row in np.flatnonzero((rows > 0) & (shard > 0)):
+        time = float(seconds[row] * rows[row])
+        call = _Call(
+            "gradient shards between replicas",
+            "dp_replicate",
+            "all_reduce",
+            round(float(shard[row])),
+            "once a step, after the reduction",
+        )
+        yield call, float(rows[row]), time, time if chosen.group.pp > 1 else 0.0
 
 
-def _of_pipeline(chosen: Chosen) -> list[Collective]:
+def _of_pipeline(chosen: Chosen) -> Iterator[Entry]:
     pp = chosen.group.pp
     if pp == 1:
-        return []
-    candidate = chosen.candidate
+        return
     received, _ = handed_over(chosen.group.chunked)
     each = float(send_seconds(chosen.problem, chosen.group.chunked)[0])
-    virtual = chosen.group.chunks // pp
-    count = 2 * virtual * int(candidate.micro_batches[0])
-    exposed = min(each * count, each * count)
-    return [
-        _line(
-            chosen,
-            "hidden states and their gradients",
-            "pp",
-            "send_receive",
-            float(received.max()),
-            count,
-            each * count,
-            exposed,
-            "partly under other micro-batches' work",
-        )
-    ]
+    count = 2.0 * (chosen.group.chunks // pp) * int(chosen.candidate.micro_batches[0])
+    call = _Call(
+        "hidden states and their gradients",
+        "pp",
+        "send_receive",
+        round(float(received.max())),
+        "partly under other micro-batches' work",
+    )
+    yield call, count, each * count, each * count

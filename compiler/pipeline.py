@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shipway.compiler.assemble import stage_plan
 from shipway.compiler.efficiency import default_calibration
+from shipway.compiler.evaluate_states import parameter_table
 from shipway.compiler.infeasible import illegal, nothing_fits, plan_warnings
 from shipway.compiler.lower import LoweredModel, lower
 from shipway.compiler.parameters import count
@@ -63,7 +64,8 @@ def make_plan(
     work = workload(lowered)
     tell("lower", lowered)
     figures = calibration or default_calibration(blueprint.cluster.device)
-    problems = [problem(blueprint, stage, work, figures) for stage in blueprint.training.stages]
+    tensors = parameter_table(work, blueprint.training)
+    problems = [problem(blueprint, stage, work, figures, tensors) for stage in blueprint.training.stages]
     tell("fabric", problems[0].network.fabric)
     wrong = [diagnostic for index, p in enumerate(problems) for diagnostic in illegal(p, index)]
     if wrong:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from shipway.compiler.communication import Network
 from shipway.compiler.efficiency import default_calibration
@@ -29,11 +28,8 @@ class Problem:
     machine: Machine
     network: Network
     space: Space
-
-    @cached_property
-    def parameters(self) -> ParameterTable:
-        """Tensors of the model."""
-        return parameter_table(self.work, self.blueprint.training)
+    parameters: ParameterTable
+    """Tensors of the model."""
 
     @property
     def fused(self) -> bool:
@@ -52,9 +48,13 @@ class Problem:
 
 
 def problem(
-    blueprint: Blueprint, stage: PretrainStage, work: Workload, calibration: Calibration | None = None
+    blueprint: Blueprint,
+    stage: PretrainStage,
+    work: Workload,
+    calibration: Calibration | None = None,
+    parameters: ParameterTable | None = None,
 ) -> Problem:
-    """The stage with the device's rates and the fabric."""
+    """The stage with the device's rates and the fabric; stages of one blueprint may share `parameters`."""
     cluster, model = blueprint.cluster, blueprint.model
     figures = calibration or default_calibration(cluster.device)
     rates = machine(cluster.device, figures, blueprint.training.precision.compute)
@@ -75,7 +75,8 @@ def problem(
         any_size=blueprint.training.objective == "cost",
         capability=CAPABILITY,
     )
-    return Problem(blueprint, stage, work, rates, Network(fab, figures.efficiency), space)
+    tensors = parameters or parameter_table(work, blueprint.training)
+    return Problem(blueprint, stage, work, rates, Network(fab, figures.efficiency), space, tensors)
 
 
 def constraints(blueprint: Blueprint, stage: PretrainStage) -> LayoutConstraints:

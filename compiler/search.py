@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Objective = Literal["time", "cost", "memory"]
 
-CORES = 512
+CORES = 256
 """Cores bounded at a time."""
 EXPANDED = 24
 """Cores whose splits are evaluated at a time."""
@@ -45,6 +45,8 @@ class Found:
 
     candidates: Candidates
     """Layouts that were evaluated."""
+    batches: tuple[tuple[int, Tables], ...]
+    """For each batch in which they were: how many layouts, and their tables."""
     step_seconds: Floats
     peak_bytes: Floats
     upper_bytes: Floats
@@ -54,6 +56,17 @@ class Found:
     """Position of the chosen layout among `candidates`; None when nothing fits."""
     order: Ints
     """Positions that fit, best first."""
+
+    def tables_of(self, layout: int) -> Tables:
+        """Tables of one evaluated layout alone."""
+        for size, shared in self.batches:
+            if layout < size:
+                return shared.alone(layout)
+            layout -= size
+        raise IndexError("no such layout")
+
+
+Seen = tuple[Candidates, Evaluation, Tables]
 
 
 def search(problem: Problem) -> Found | None:
@@ -82,8 +95,9 @@ def exhaustive(problem: Problem) -> Found | None:
     candidates = enumerate_layouts(problem.space)
     if len(candidates) == 0:
         return None
-    result = evaluate(problem, candidates, tables(problem, candidates))
-    return _found(problem, len(candidates), [(candidates, result)])
+    shared = tables(problem, candidates)
+    result = evaluate(problem, candidates, shared)
+    return _found(problem, len(candidates), [(candidates, result, shared)])
 
 
 def _objective(problem: Problem, candidates: Candidates, seconds: Floats, peak: Floats) -> Floats:
@@ -98,9 +112,9 @@ def _objective(problem: Problem, candidates: Candidates, seconds: Floats, peak: 
 
 def _best_first(
     problem: Problem, cores: Candidates, shared: Tables, order: Ints, promise: Floats
-) -> list[tuple[Candidates, Evaluation]]:
+) -> list[Seen]:
     """Evaluate in the order of the bounds until no bound beats the best that fits."""
-    seen: list[tuple[Candidates, Evaluation]] = []
+    seen: list[Seen] = []
     best, done = np.inf, 0
     misses: list[tuple[Ints, Floats]] = []
     while done < len(order) and promise[order[done]] < best:
@@ -117,11 +131,11 @@ def _best_first(
             if len(some) == 0:
                 break
             index = batch[some]
-            candidates, result = _expand(problem, cores.take(index), shared.take(index))
+            candidates, result, split = _expand(problem, cores.take(index), shared.take(index))
             fits = verdict_rank(result.peak_bytes, result.upper_bytes, problem.capacity_bytes) == 0
             reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
             best = min(best, float(reached[fits].min(initial=np.inf)))
-            seen.append((candidates, result))
+            seen.append((candidates, result, split))
         done += CORES
     if not seen:
         index = np.concatenate([batch for batch, _ in misses])
@@ -131,17 +145,18 @@ def _best_first(
     return seen
 
 
-def _expand(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Candidates, Evaluation]:
+def _expand(problem: Problem, cores: Candidates, shared: Tables) -> Seen:
     """Evaluate all layouts that some cores stand for."""
     candidates, core = splits(problem.space, cores)
-    return candidates, evaluate(problem, candidates, with_splits(problem, shared, candidates, core))
+    split = with_splits(problem, shared, candidates, core)
+    return candidates, evaluate(problem, candidates, split), split
 
 
-def _found(problem: Problem, legal: int, seen: list[tuple[Candidates, Evaluation]]) -> Found:
-    candidates = joined([candidates for candidates, _ in seen])
-    step = np.concatenate([result.step_seconds for _, result in seen])
-    peak = np.concatenate([result.peak_bytes for _, result in seen])
-    upper = np.concatenate([result.upper_bytes for _, result in seen])
+def _found(problem: Problem, legal: int, seen: list[Seen]) -> Found:
+    candidates = joined([candidates for candidates, _, _ in seen])
+    step = np.concatenate([result.step_seconds for _, result, _ in seen])
+    peak = np.concatenate([result.peak_bytes for _, result, _ in seen])
+    upper = np.concatenate([result.upper_bytes for _, result, _ in seen])
     rank = verdict_rank(peak, upper, problem.capacity_bytes)
     value = _objective(problem, candidates, step, peak)
     # Of equals prefer less memory, then the simpler layout: the same plan every time.
@@ -149,6 +164,7 @@ def _found(problem: Problem, legal: int, seen: list[tuple[Candidates, Evaluation
     fitting = ranking[rank[ranking] < 2]
     return Found(
         candidates=candidates,
+        batches=tuple((len(some), shared) for some, _, shared in seen),
         step_seconds=step,
         peak_bytes=peak,
         upper_bytes=upper,
