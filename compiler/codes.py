@@ -292,6 +292,43 @@ _CODES = (
         "The folder is no build folder, or files in it were edited since. `build --force` overwrites them.",
     ),
     Code("EN003", "A file cannot be written", "It exists already, or the folder does not allow it."),
+    # Launching
+    Code("LA001", "Not a build folder", "There is no plan.json in it.", "shipway build tiny"),
+    Code(
+        "LA002", "A plan of another version", "The plan cannot be read by this version. Plan and build again."
+    ),
+    Code(
+        "LA003",
+        "A plan that was edited",
+        "The plan's hash no longer fits its content, so nothing that was promised about it holds.",
+    ),
+    Code(
+        "LA004",
+        "A variable that may not stand in a blueprint",
+        "Rank, world size and rendezvous belong to the launcher. Secrets would be written into scripts and "
+        "records: export them where you launch (Slurm), or name a Secret (Kubernetes).",
+        "cluster:\n  target:\n    environment: {NCCL_IB_HCA: mlx5}",
+    ),
+    Code("LA010", "No sbatch", "Slurm's commands are only on its login nodes; `--dry-run` works anywhere."),
+    Code("LA011", "No such image", "The container image must be a file on storage that the nodes share."),
+    Code("LA012", "Too short a time limit", "One save would take half of the job's time."),
+    Code("LA020", "Too large for this machine", "The local target runs on one machine only."),
+    Code("LA030", "No kubectl", "The cluster is reached through kubectl and its current context."),
+    Code(
+        "LA031",
+        "The controller cannot chain stages",
+        "A TrainJob and a Volcano job have one size. A JobSet starts one job after another.",
+        "cluster:\n  target: {kind: kubernetes, flavour: jobset}",
+    ),
+    Code("LA032", "A plan too large for a ConfigMap", "A ConfigMap takes a million bytes."),
+    Code("LA033", "No image", "Build and push container/Dockerfile of the build folder; then name its tag."),
+    Code("LA034", "An image that is not pinned", "Name a tag other than latest, or a digest."),
+    Code("LA040", "Too few hosts", "The ssh target takes one host for each node of the largest stage."),
+    Code("LA050", "No keys for the cloud", "They are read from the environment and never written anywhere."),
+    Code("LA051", "AIHC cannot chain stages", "An AIHC job has one size; pin layouts of equal size."),
+    Code("LA060", "No such run", "`shipway list` shows the runs in a folder."),
+    Code("LA061", "The run is not at rest", "It runs, or waits for nodes: `shipway stop` ends it first."),
+    Code("LA062", "The build has another plan", "A run goes on with the plan that it was launched with."),
 )
 
 

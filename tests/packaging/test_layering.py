@@ -13,7 +13,8 @@ FOLDERS = ("schemas", "compiler", "templates", "blueprints", "runtime")
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     """Check the contracts of pyproject.toml over the `shipway` found in `folder`."""
     code = (
-        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in getattr(f, '__module__', '')];"
+        "import sys;"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in getattr(f, '__module__', '')];"
         f"sys.path.insert(0, {str(folder)!r});"
         "from importlinter.cli import lint_imports;"
         f"sys.exit(lint_imports(config_filename={str(ROOT / 'pyproject.toml')!r}, no_cache=True))"

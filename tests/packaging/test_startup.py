@@ -1,4 +1,4 @@
-"""What a plan costs before it starts: counted in imported modules, since a clock would lie on a busy machine."""
+"""What a command costs before it starts, counted in imported modules: a clock lies on a busy machine."""
 
 import json
 import subprocess
@@ -22,7 +22,16 @@ def modules_after(code: str) -> set[str]:
 
 
 def run_cli(*arguments: str) -> str:
-    return f"import sys; sys.argv = ['shipway', *{list(arguments)!r}]; from shipway.compiler.cli import main; main()"
+    """Code that runs a command line as the installed script does."""
+    return f"""
+import sys
+sys.argv = ["shipway", *{list(arguments)!r}]
+from shipway.compiler.cli import main
+try:
+    main()
+except SystemExit as leave:
+    assert not leave.code
+"""
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help")])

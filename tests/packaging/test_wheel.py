@@ -47,8 +47,9 @@ def test_nothing_but_shipway_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
 
 def test_every_folder_with_modules_is_a_package() -> None:
     """setup.py finds packages by `__init__.py`; a folder without one would be left out of the wheel."""
-    folders = {path.parent for folder in ("schemas", "compiler", "runtime") for path in (ROOT / folder).rglob("*.py")}
-    assert [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+    modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    without = {path.parent for path in modules if not (path.parent / "__init__.py").exists()}
+    assert sorted(str(folder.relative_to(ROOT)) for folder in without) == []
 
 
 def test_the_licence_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:

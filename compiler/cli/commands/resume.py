@@ -1,0 +1,45 @@
+"""shipway resume"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from shipway.compiler.cli.finding import RunName, Runs
+from shipway.compiler.cli.options import Json, Quiet
+
+
+def command(
+    name: RunName = None, runs: Runs = Path("runs"), json: Json = False, quiet: Quiet = False
+) -> None:
+    """Start a stopped or failed run again, from its last checkpoint."""
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.cli.finding import find_run
+    from shipway.compiler.cli.output import Output
+    from shipway.compiler.launch import launch as launching
+    from shipway.compiler.launch.runs import status
+
+    output = Output(as_json=json, quiet=quiet)
+    found = find_run(name, runs, output)
+    state = status(found)
+    if state.state in ("running", "waiting"):
+        output.refuse("LA061", f"{found.record.id} is {state.state} already", exit_codes.ENVIRONMENT)
+    folder = found.run.folder
+    ready = launching.prepare(found.run.build, folder.parent, run_id=folder.name)
+    if isinstance(ready, launching.Refusal):
+        output.fail(ready.diagnostics, ready.code)
+    if ready.plan.hash != found.record.plan_hash:
+        output.refuse(
+            "LA062",
+            f"{found.run.build} holds another plan than the one this run was launched with",
+            exit_codes.STALE,
+            help_text="Build that plan again, or start a new run with `shipway launch --new`.",
+        )
+    started = launching.start(ready)
+    output.data(
+        {"run": ready.run.id, "jobs": [job.model_dump() for job in started.jobs], "status": started.code}
+    )
+    if started.output:
+        output.note(started.output.rstrip())
+    raise typer.Exit(started.code)

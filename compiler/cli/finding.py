@@ -1,0 +1,39 @@
+"""The run that a command is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shipway.compiler.cli import exit_codes
+from shipway.compiler.cli.output import Output
+from shipway.compiler.launch.runs import Found, find
+
+
+def _complete_run(incomplete: str) -> list[str]:
+    return [path.name for path in Path("runs").glob(f"{incomplete}*") if (path / "run.json").is_file()]
+
+
+RunName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Name or folder of a run; the newest if not given.",
+        autocompletion=_complete_run,
+        show_default=False,
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs.")]
+
+
+def find_run(name: str | None, runs: Path, output: Output) -> Found:
+    """The run, or leave with what there is instead."""
+    found = find(runs, name)
+    if found is not None:
+        return found
+    known = sorted(path.parent.name for path in runs.glob("*/run.json"))
+    summary = f"there is no run {name!r}" if name else f"there is no run in {runs}"
+    names = f"Runs here: {', '.join(known[-5:])}." if known else "`shipway launch FOLDER` starts one."
+    output.refuse("LA060", summary, exit_codes.ENVIRONMENT, file=str(runs), help_text=names)
