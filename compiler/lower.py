@@ -60,6 +60,8 @@ class Part:
     states: int = 0
     """Hidden states that a recomputed part keeps: its own input (1 for a layer; 2 when every sublayer's
     output stays a source of later layers). 0 for what is never recomputed: all but the layers."""
+    product_states: int = 0
+    """Of these, states that are outputs of products, which selective recomputation keeps in any case."""
     width: int = 0
     """Width of those states."""
 
@@ -91,7 +93,8 @@ class Part:
         if policy == "none":
             return kept
         size = shard.local_tokens * self.width * shard.element_bytes
-        return (Saved("input", self.states * size), *kept)
+        states = self.states - (self.product_states if policy == "selective" else 0)
+        return (Saved("input", states * size), *kept)
 
     def saved_bytes(self, shard: Shard, recompute: Recompute) -> Number:
         """Sum of `saved`."""
@@ -234,8 +237,13 @@ def _layer(
         *_feed_forward(model, feed_forward),
         Placed("", ResidualAdd(width)),
     )
-    states = 2 if model.residual.kind == "full" else 1
-    return Part(f"{attention} attention + {feed_forward}", operators, states, width)
+    name = f"{attention} attention + {feed_forward}"
+    if model.residual.kind != "full":
+        return Part(name, operators, states=1, width=width)
+    # Every output stays a source; attention's is a product, the feed-forward's unless experts are summed.
+    experts = model.feed_forward.experts if feed_forward == "experts" else None
+    product = experts is None or (experts.latent_width is not None and not experts.shared)
+    return Part(name, operators, states=2, product_states=2 if product else 1, width=width)
 
 
 def _attention(model: Model, kind: AttentionKind) -> Operator:

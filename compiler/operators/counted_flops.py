@@ -22,7 +22,7 @@ from shipway.compiler.operators.base import (
     flops,
     forward_flops,
 )
-from shipway.compiler.operators.delta_core import TILE, plain_chunk
+from shipway.compiler.operators.delta_core import plain_chunk, plain_tile
 
 
 def counted_flops(kernels: Iterable[Kernel], implementation: Implementation) -> Flops:
@@ -58,18 +58,22 @@ def _attention(kernel: Attention, implementation: Implementation) -> Flops:
 
 
 def _plain_delta_rule(kernel: DeltaRule) -> Flops:
-    """Products of runtime/kernels/delta.py: within tiles, across tiles, the scan over chunks.
+    """Products of runtime/kernels/delta.py: within tiles, across tiles, the triangular solve, the scan.
 
-    Backward takes two for each, but for the first state and the last, which nothing reads, and one more
-    for the triangular solve.
+    Exact for sequences of more than one chunk. Backward takes two products for each, but for the first
+    state and the last, which nothing reads, and for the inverse, whose gradient needs it alone.
     """
+    K, V, tile = kernel.key_width, kernel.value_width, plain_tile(kernel.bounded)
     tokens = kernel.tokens / kernel.sequences
-    K, V, C = kernel.key_width, kernel.value_width, plain_chunk(kernel.chunk, tokens)
+    C = plain_chunk(kernel.chunk, tokens)
     runs = kernel.sequences * kernel.heads
     chunks: Number = runs * -(-tokens // C)
-    within = 4 * C * TILE * K
-    across = 2 * C * TILE * K * (C / TILE - 1)
+    within = 4 * C * tile * K
+    across = 2 * C * tile * K * (C / tile - 1)
     state = 2 * C * K * V
-    forward = within + across + 3 * state + 2 * C * C * V
-    backward = chunks * (2 * forward + 2 * C * C * (K + V)) - runs * 3 * state
-    return Flops(chunks * forward, backward)
+    graph = within + across + 3 * state + 2 * C * C * V
+    # Blocks of 2, 4, ..., C/2 rows are joined by two products each: 2 C s^2 in all for blocks of s rows.
+    inverse = 2 * C * ((C / 2) ** 2 * 4 - 4) / 3
+    solve = 2 * C * C * (K + V)
+    forward = graph + inverse + solve
+    return Flops(chunks * forward, chunks * (2 * graph + 2 * solve) - runs * 3 * state)

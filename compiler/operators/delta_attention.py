@@ -148,6 +148,7 @@ class DeltaAttention(Operator):
             *self._low_rank(shard),
             *self.core.saved(shard),
             *norm_saved("output norm", heads, self.dims.value_width, shard),
+            Saved("padding of the core's output", self.core.output_padding(shard)),
             Saved("normalised output", values),
             Saved("output gate", values),
             Saved("gated output", values),

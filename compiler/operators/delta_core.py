@@ -1,7 +1,7 @@
 """What the chunkwise delta rule keeps and needs, in each of its two implementations.
 
 fused: fla-core 0.6.0, `chunk_kda` with gate, beta and normalisation inside (fla/ops/kda/chunk.py).
-plain: runtime/kernels/delta.py. Letters: K key width, V value width, C chunk; a chunk has C/16 tiles.
+plain: runtime/kernels/delta.py. Letters: K key width, V value width, C chunk; a chunk has C/tile tiles.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard
 
 TILE = 16
 """Tokens of the inner tile of a chunk."""
+PAIRWISE_TILE = 4
+"""The same, of the plain form under unbounded decay."""
+PAIRWISE_TILE = 4
+"""The same where decay is unbounded, in the plain form."""
 FP32 = 4
 
 
@@ -63,13 +67,17 @@ class DeltaCore:
         )
 
     def _plain(self, shard: Shard) -> tuple[Saved, ...]:
-        """The autograd graph of plain PyTorch: every factor of every product, in fp32."""
-        K, V, C = self.key_width, self.value_width, plain_chunk(self.chunk, self._local_tokens(shard))
-        tiles = C / TILE
+        """The autograd graph of plain PyTorch: every factor of every product, in fp32.
+
+        Exact for sequences of more than one chunk; a single chunk keeps a little less.
+        """
+        K, V, tile = self.key_width, self.value_width, plain_tile(self.bounded)
+        C = plain_chunk(self.chunk, self._local_tokens(shard))
         row = shard.tokens * FP32
         heads, value_heads = self.heads / shard.tensor, self.value_heads / shard.tensor
         rows = self._padded_tokens(shard, C) * value_heads * FP32
-        states = rows / C * K * V
+        # Keys are decayed on across tiles: n tiles in, 1, 2, 3, ... n tiles of them are kept.
+        tiles = C / tile
         widening = K + K * (tiles * (tiles + 1) / 2 - 1) / tiles
         # The last chunk's value is read by the output product alone: no state follows it.
         open_values = rows * V - shard.sequences * value_heads * C * V * FP32
@@ -80,25 +88,35 @@ class DeltaCore:
             Saved("beta", row * value_heads + rows),
             Saved("chunked q, k and their decays", rows * 5 * K),
             Saved("decayed rows", rows * 3 * K),
-            Saved("decays of tiles and chunks", rows * K * (3 if self.bounded else 2) / TILE + rows * K / C),
+            Saved("decays of tiles and chunks", rows * K * (3 if self.bounded else 2) / tile + rows * K / C),
             Saved("keys decayed across tiles", rows * widening),
             Saved("matrices within chunks", rows * 3 * C),
             Saved("WY form", rows * 2 * (K + V)),
             Saved("values", rows * V + open_values),
-            Saved("chunk states", 2 * states),
+            Saved("chunk states", 2 * rows / C * K * V),
         )
 
     def products(self, shard: Shard) -> tuple[Saved, ...]:
         """What selective recomputation keeps: fla's kernel is run again, plain products are kept."""
         if shard.implementation == "fused":
             return ()
-        K, V, C = self.key_width, self.value_width, plain_chunk(self.chunk, self._local_tokens(shard))
+        K, V, tile = self.key_width, self.value_width, plain_tile(self.bounded)
+        C = plain_chunk(self.chunk, self._local_tokens(shard))
         rows = self._padded_tokens(shard, C) * self.value_heads / shard.tensor * FP32
         return (
-            Saved("products of tiles", rows * (C + TILE)),
+            Saved("products of tiles", rows * (C + tile)),
+            Saved("triangular inverse", rows * (C - 2)),
+            Saved("WY form", rows * (K + V)),
             Saved("chunk states", rows / C * K * V),
             Saved("values and outputs", rows * 3 * V),
         )
+
+    def output_padding(self, shard: Shard) -> Number:
+        """Bytes by which the output's own tensor is longer than the sequences: whole chunks, in fp32 only."""
+        if shard.implementation == "fused" or shard.element_bytes < FP32:
+            return 0
+        padded = self._padded_tokens(shard, plain_chunk(self.chunk, self._local_tokens(shard)))
+        return (padded - shard.tokens) * self.value_heads / shard.tensor * self.value_width * FP32
 
     def scratch_bytes(self, shard: Shard) -> Number:
         """Temporaries of backward, which makes w, u, decayed q and k, and chunk states anew."""
@@ -117,6 +135,11 @@ class DeltaCore:
         return shard.sequences * -(-self._local_tokens(shard) // chunk) * chunk
 
 
+def plain_tile(bounded: bool) -> int:
+    """Tokens of the plain form's inner tile; pairs of an unbounded decay are taken one by one."""
+    return TILE if bounded else PAIRWISE_TILE
+
+
 def plain_chunk(chunk: int, tokens: Number) -> Number:
-    """The chunk that the plain form uses on sequences of `tokens`: whole tiles, no more than needed."""
-    return np.minimum(chunk, -(-tokens // TILE) * TILE)
+    """The chunk that the plain form uses on sequences of `tokens`: a power of two, no more than needed."""
+    return np.minimum(chunk, 2 ** np.ceil(np.log2(np.maximum(tokens, TILE))))

@@ -125,8 +125,6 @@ class LatentAttention(Operator):
     def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
         dims, element = self.dims, shard.tokens * shard.element_bytes
         keys = shard.sequences * shard.context
-        # The norm keeps its input, and with it the shared key that stands in the same tensor.
-        copied = shard.implementation == "plain" and shard.element_bytes < 4
         query_latent: tuple[Saved, ...] = ()
         if dims.query_rank is not None:
             query_latent = (
@@ -137,7 +135,8 @@ class LatentAttention(Operator):
             Saved("input", element * self.width),
             *query_latent,
             *norm_saved("key-value latent norm", shard.tokens, dims.kv_rank, shard),
-            Saved("shared key", 0 if copied else element * dims.rope_width),
+            # In the same tensor as the norm's input, which keeps it alive.
+            Saved("shared key", element * dims.rope_width),
             Saved("key-value latent", keys * dims.kv_rank * shard.element_bytes),
             *self._saved_rotary(shard),
             *self.core.query_and_output(shard),

@@ -78,11 +78,11 @@ class RoutedExperts(Operator):
             case "none":
                 pairs = shard.local_tokens * self.dims.active
                 return (
-                    Saved("rows of choices", pairs * INDEX_BYTES),
+                    Saved("tokens of rows, rows of choices", 2 * pairs * INDEX_BYTES),
                     Saved("dispatched rows", row * self.width),
                     halves,
                     Saved("experts' activation", row * self.dims.inner_width),
-                    Saved("experts' output by choice, widened", pairs * self.width * 4),
+                    Saved("experts' output", row * self.width),
                 )
             case "selective":
                 return (halves, Saved("experts' output", row * self.width))

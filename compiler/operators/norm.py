@@ -37,15 +37,8 @@ def norm_kernel(name: str, rows: Number, width: Number, shard: Shard) -> Element
 
 
 def norm_saved(name: str, rows: Number, width: Number, shard: Shard) -> tuple[Saved, ...]:
-    """The input and the fp32 reciprocal root mean square of each of `rows` rows.
-
-    plain: runtime/kernels/norm.py keeps the input and its normalised form, both in fp32.
-    """
-    elements = rows * width
-    if shard.implementation == "plain":
-        return (
-            Saved(f"{name} input, widened", elements * 4),
-            Saved(f"{name} normalised", elements * 4),
-            Saved(f"{name} rstd", rows * 4),
-        )
-    return (Saved(f"{name} input", elements * shard.element_bytes), Saved(f"{name} rstd", rows * 4))
+    """The input, and the fp32 reciprocal root mean square of each of `rows` rows."""
+    return (
+        Saved(f"{name} input", rows * width * shard.element_bytes),
+        Saved(f"{name} rstd", rows * 4),
+    )

@@ -38,12 +38,11 @@ class PredictionInput(Operator):
         """Recomputation wraps the model's own layers, so here it changes nothing."""
         tokens = shard.local_tokens
         state = tokens * self.width * shard.element_bytes
-        # The final norm, or the last depth's, keeps the same hidden states, unless each widens its own copy.
-        shared = 0 if shard.implementation == "plain" and shard.element_bytes < 4 else state
         norms = norm_saved("hidden and embedding norms", 2 * tokens, self.width, shard)
         return (
             Saved("tokens", shard.tokens * TOKEN_BYTES),
-            Saved(norms[0].name, norms[0].bytes - shared),
+            # The final norm, or that of the depth before, keeps the hidden states already.
+            Saved(norms[0].name, norms[0].bytes - state),
             *norms[1:],
             Saved("joined", 2 * state),
         )
