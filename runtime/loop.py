@@ -7,9 +7,11 @@ from pathlib import Path
 
 from shipway.runtime.checkpoint_folder import Manifest
 from shipway.runtime.context import Context, Position
+from shipway.runtime.evaluate import SHORT_POSITIONS, Evaluator, seesaw
 from shipway.runtime.exit_codes import ExitCode, Fatal
 from shipway.runtime.measure import MemoryWatch, step_metrics
 from shipway.runtime.metrics import StepMetrics
+from shipway.runtime.progress import describe_evaluation
 from shipway.runtime.schedules import learning_rate
 from shipway.runtime.stage import StageRun, open_stage
 from shipway.runtime.trainer import StepResult
@@ -31,11 +33,12 @@ def train_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest]
 def _loop(run: StageRun) -> ExitCode:
     context, stage = run.context, run.stage
     checkpoints = context.plan.blueprint.training.checkpoints
-    guard, memory = NonFiniteGuard(run), MemoryWatch(run)
+    guard, memory, evaluator = NonFiniteGuard(run), MemoryWatch(run), Evaluator(run)
     status = _StatusWriter(run)
     while run.position.stage_step < stage.steps:
         result = _one_step(run, memory, status)
         guard.judge(result)
+        _evaluate(run, evaluator)
         stopping = context.stop.agreed(context.groups.control)
         ended = run.position.stage_step == stage.steps
         if stopping or ended or run.position.step % checkpoints.every_steps == 0:
@@ -70,6 +73,27 @@ def _one_step(run: StageRun, memory: MemoryWatch, status: _StatusWriter) -> Step
     if warning := memory.warning():
         context.display.message(warning)
     return result
+
+
+def _evaluate(run: StageRun, evaluator: Evaluator) -> None:
+    """Held-out loss when it is due; everything at the stage's end, with the seesaw guard."""
+    options, at = run.context.plan.blueprint.training.evaluation, run.position
+    ended = at.stage_step == run.stage.steps
+    if not ended and at.step % options.every_steps:
+        return
+    run.context.watchdog.phase("evaluation")
+    measures = evaluator.measure(whole=ended)
+    if run.context.metrics:
+        run.context.metrics.write_evaluation(at.stage, at.step, measures)
+    run.context.display.message(describe_evaluation(at.stage, at.step, measures))
+    if ended:
+        now = measures.get(SHORT_POSITIONS)
+        problem = seesaw(run.short_loss, now, options.short_loss_bound)
+        run.short_loss = now
+        if problem and options.beyond_bound == "stop":
+            raise Fatal(f"stage {at.stage}: {problem}")
+        if problem:
+            run.context.display.message(f"stage {at.stage}: {problem}")
 
 
 def _publish(run: StageRun, metrics: StepMetrics) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,13 @@ class MetricsWriter:
         for name, value in _scalars(metrics).items():
             self._board.add_scalar(name, value, metrics.step)
 
-    def write_event(self, event: dict[str, Any]) -> None:
-        """Append a line that is not a step (an evaluation, a checkpoint, a warning), with its `event`."""
+    def write_evaluation(self, stage: str, step: int, measures: Mapping[str, float]) -> None:
+        """Append what an evaluation found."""
         with self.path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
-
-    def write_scalar(self, name: str, value: float, step: int) -> None:
-        """One more value for TensorBoard."""
-        self._board.add_scalar(name, value, step)
+            line = {"event": "evaluation", "stage": stage, "step": step, "measures": dict(measures)}
+            file.write(json.dumps(line) + "\n")
+        for name, value in measures.items():
+            self._board.add_scalar(f"evaluation/{name}", value, step)
 
     def close(self) -> None:
         """Flush TensorBoard."""

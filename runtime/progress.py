@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from rich.console import Console
@@ -103,6 +104,18 @@ def figures(metrics: StepMetrics) -> str:
     if not metrics.finite:
         parts.append("not finite, skipped")
     return "  ".join(parts)
+
+
+def describe_evaluation(stage: str, step: int, measures: Mapping[str, float]) -> str:
+    """Held-out loss and, at a stage's end, the share of exact answers by kind."""
+    parts = []
+    if "held_out/all" in measures:
+        parts.append(f"held-out loss {measures['held_out/all']:.4f}")
+    for kind in ("needle", "tasks", "captions"):
+        shares = [value for name, value in measures.items() if name.startswith(f"{kind}/")]
+        if shares:
+            parts.append(f"{kind} {sum(shares) / len(shares):.0%}")
+    return f"{stage}  step {step}  evaluation: " + ("  ".join(parts) or "nothing to evaluate on")
 
 
 def describe(metrics: StepMetrics) -> str:

@@ -35,7 +35,7 @@ class QkClip:
     def __post_init__(self) -> None:
         for name, attention in self._attentions().items():
             attention.core.register_forward_pre_hook(
-                lambda module, args, name=name: self._watch(name, module.scale, *args[:2], *args[3:4])
+                lambda core, args, name=name: self._watch(name, core, args)
             )
 
     def clip(self) -> dict[str, float]:
@@ -75,10 +75,11 @@ class QkClip:
         return {name: layer.attention for name, layer in layers.items() if hasattr(layer.attention, "kv_up")}
 
     @torch.no_grad()
-    def _watch(self, name: str, scale: float, q: Tensor, k: Tensor, cu_seqlens: Tensor | None = None) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return  # recomputation
-        found = largest_logits(q, k, scale, cu_seqlens)
+    def _watch(self, name: str, core: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not core.training or torch._C._current_graph_task_id() != -1:
+            return  # evaluation, or recomputation
+        q, k, _, *bounds = inputs
+        found = largest_logits(q, k, core.scale, *bounds)
         self.largest[name] = torch.maximum(self.largest[name], found) if name in self.largest else found
 
 

@@ -33,6 +33,8 @@ class StageRun:
     trainer: Trainer
     loader: Loader
     position: Position
+    short_loss: float | None = None
+    """Held-out loss of short contexts at the end of the last stage, for the seesaw guard."""
 
     @property
     def blueprint(self) -> PretrainStage:
@@ -64,6 +66,7 @@ class StageRun:
             "position": asdict(self.position),
             "optimizer_steps": self.trainer.optimizer.step_count,
             "data": self.loader.state_dict(),
+            "short_loss": self.short_loss,
         }
         self.context.checkpointer.save(self.position.step, state, progress, self.layout)
 
@@ -102,6 +105,7 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
         before = Position(**manifest.progress["position"])
         stage_step = before.stage_step if before.stage == stage.name else 0
         run.position = Position(stage.name, stage_step, before.step, before.tokens)
+        run.short_loss = manifest.progress["short_loss"]
         context.display.message(f"{stage.name}: continuing from {folder.name}")
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,11 @@ class Trainer:
     optimizer: Optimizer
     gradient_clip: float | None
     qk_clip: QkClip | None = None
+    _parameters: tuple[nn.Parameter, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Taken now, while FSDP has the shards registered.
+        self._parameters = tuple(self.model.named_parameters().values())
 
     def step(
         self,
@@ -73,9 +78,6 @@ class Trainer:
         self._clear_gradients()
         return StepResult(loss, float(norm), valid_tokens, token_hash, finite, loads)
 
-    def _parameters(self) -> list[nn.Parameter]:
-        return list(self.model.named_parameters().values())
-
     def _count(self, batches: Sequence[Batch]) -> tuple[int, int]:
         """Valid tokens and token hash of the step over all data-parallel ranks."""
         mesh = self.model.mesh
@@ -102,15 +104,14 @@ class Trainer:
 
     def _finish_gradients(self) -> Tensor:
         mesh = self.model.mesh
-        parameters = self._parameters()
-        zero_missing(parameters)
+        zero_missing(self._parameters)
         for part in self.model.parts:
             reduce_replicated(replicated_parameters(part).values(), mesh)
-        return gradient_norm(parameters, mesh)
+        return gradient_norm(self._parameters, mesh)
 
     def _update(self, norm: Tensor, learning_rate: float) -> None:
         if self.gradient_clip is not None:
-            clip(self._parameters(), norm, self.gradient_clip)
+            clip(self._parameters, norm, self.gradient_clip)
         self.optimizer.step(learning_rate)
         if self.qk_clip:
             self.qk_clip.clip()
@@ -121,7 +122,7 @@ class Trainer:
             self.qk_clip.forget()
 
     def _clear_gradients(self) -> None:
-        for parameter in self._parameters():
+        for parameter in self._parameters:
             parameter.grad = None
 
 

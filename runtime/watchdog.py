@@ -23,7 +23,7 @@ from typing import Protocol
 
 from shipway.runtime.exit_codes import ExitCode
 
-PHASES = ("data", "forward and backward", "gradients", "update", "checkpoint", "between steps")
+PHASES = ("data", "forward and backward", "gradients", "update", "evaluation", "checkpoint", "between steps")
 """In the order of a step."""
 POLL_SECONDS = 1.0
 NOTE_SECONDS = 5.0

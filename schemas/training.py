@@ -242,6 +242,11 @@ class Evaluation(Schema):
     """Optimizer steps between evaluations."""
     sequences: PositiveInt = 32
     """Held-out sequences read each time, over the whole cluster."""
+    short_loss_bound: Fraction = 0.05
+    """Share by which the held-out loss of a document's first 128 tokens may rise from one stage's end to
+    the next."""
+    beyond_bound: Literal["warn", "stop"] = "warn"
+    """What happens when it rises more."""
 
 
 class Faults(Schema):

@@ -64,6 +64,12 @@ def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters that no backward will free, after a forward on its own."""
+    for module in fsdp_modules(model):
+        module.reshard()
+
+
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
     """Say before a micro-batch's backward what is reduced after it.
 
