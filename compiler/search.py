@@ -37,6 +37,8 @@ CORES = 256
 """Cores bounded at a time."""
 EXPANDED = 24
 """Cores whose splits are evaluated at a time."""
+MARGIN = 1.01
+"""Layouts whose bound is this close to the best are evaluated too: they are the runners-up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +119,9 @@ def _best_first(
     seen: list[Seen] = []
     best, done = np.inf, 0
     misses: list[tuple[Ints, Floats]] = []
-    while done < len(order) and promise[order[done]] < best:
+    while done < len(order) and promise[order[done]] < best * MARGIN:
         batch = order[done : done + CORES]
-        batch = batch[promise[batch] < best]
+        batch = batch[promise[batch] < best * MARGIN]
         seconds, least = core_bounds(problem, cores.take(batch), shared.take(batch))
         value = _objective(problem, cores.take(batch), seconds, least)
         misses.append((batch, least))
@@ -127,7 +129,7 @@ def _best_first(
         alive = alive[np.argsort(value[alive], kind="stable")]
         for start in range(0, len(alive), EXPANDED):
             some = alive[start : start + EXPANDED]
-            some = some[value[some] < best]
+            some = some[value[some] < best * MARGIN]
             if len(some) == 0:
                 break
             index = batch[some]

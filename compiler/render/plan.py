@@ -1,0 +1,246 @@
+"""A whole plan for a terminal: what is trained, how it is spread, what it needs, takes and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from shipway.compiler.render import units
+from shipway.compiler.render.words import sentences, short
+from shipway.schemas.plan import MemoryBudget, Plan, StagePlan
+
+VERDICT_STYLE = {"fits": "green", "tight": "yellow", "does not fit": "bold red"}
+CATEGORY_STYLE = {
+    "parameters": "blue",
+    "gradients": "cyan",
+    "optimizer": "magenta",
+    "activations": "green",
+    "communication": "yellow",
+    "scratch": "bright_black",
+    "outside": "red",
+}
+BAR_COLUMNS = 64
+ITEMS = 9
+"""Lines of a budget before the rest is summed up."""
+
+
+def render_plan(plan: Plan) -> RenderableType:
+    """Everything a newcomer needs to judge the plan."""
+    parts: list[RenderableType] = [
+        Text(),
+        *_heading(plan),
+        _parameters(plan),
+        Text(),
+        _overview(plan),
+    ]
+    for stage in plan.stages:
+        parts += [Text(), *_stage(stage)]
+    parts += [Text(), *_totals(plan)]
+    return Group(*parts)
+
+
+def _heading(plan: Plan) -> Iterable[RenderableType]:
+    cluster, parameters = plan.blueprint.cluster, plan.parameters
+    devices = f"{cluster.devices:,} x {cluster.device.name}"
+    yield Text.assemble(
+        (plan.name, "bold"),
+        f": {units.count(parameters.total)} parameters, {units.count(parameters.active)} active per token,"
+        f" on {devices} ({cluster.name})",
+    )
+    yield Text(f"plan {plan.hash[:19]}   times from: {plan.calibration}", style="dim")
+    yield Text()
+
+
+def _table(*columns: tuple[str, str], title: str = "") -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, justify in columns:
+        table.add_column(
+            name,
+            justify="right" if justify == "right" else "left",
+            no_wrap=justify == "right",
+            header_style="bold",
+        )
+    return table
+
+
+def _parameters(plan: Plan) -> Table:
+    table = _table(("block", "left"), ("blocks", "right"), ("parameters", "right"), ("active", "right"))
+    for block in plan.parameters.blocks:
+        table.add_row(block.block, f"{block.count:,}", units.count(block.total), units.count(block.active))
+    parameters = plan.parameters
+    table.add_section()
+    table.add_row("total", "", f"{parameters.total:,}", f"{parameters.active:,}", style="bold")
+    return table
+
+
+def _overview(plan: Plan) -> Table:
+    table = _table(
+        ("stage", "left"),
+        ("context", "right"),
+        ("tokens", "right"),
+        ("steps", "right"),
+        ("layout", "left"),
+        ("step", "right"),
+        ("tokens/s", "right"),
+        ("MFU", "right"),
+        ("memory", "right"),
+        ("time", "right"),
+        ("cost", "right"),
+    )
+    for stage in plan.stages:
+        table.add_row(
+            stage.name,
+            units.context(stage.context_tokens),
+            units.count(stage.tokens),
+            f"{stage.steps:,}",
+            short(stage.layout),
+            units.duration(stage.step_seconds),
+            units.count(stage.tokens_per_second),
+            units.percent(stage.mfu),
+            Text(
+                f"{units.gibibytes(stage.memory.peak_bytes)} {stage.memory.verdict}",
+                style=VERDICT_STYLE[stage.memory.verdict],
+            ),
+            units.duration(stage.hours * 3600),
+            units.money(stage.cost),
+        )
+    return table
+
+
+def _stage(stage: StagePlan) -> Iterable[RenderableType]:
+    yield Rule(Text(f"stage {stage.name}: {short(stage.layout)}"), align="left", style="dim")
+    for line in sentences(stage):
+        yield Text(line)
+    yield Text()
+    yield from _memory(stage)
+    yield Text()
+    yield from _time(stage)
+    if stage.communication:
+        yield Text()
+        yield _ledger(stage)
+    if stage.alternatives:
+        yield Text()
+        yield _alternatives(stage)
+
+
+def _memory(stage: StagePlan) -> Iterable[RenderableType]:
+    worst = max(stage.memory.ranks, key=lambda budget: budget.peak_bytes)
+    yield Text.assemble(
+        ("Memory", "bold"),
+        f" of {worst.rank} when {worst.moment}: needs {units.gibibytes(worst.peak_bytes)}"
+        f" (at most {units.gibibytes(worst.upper_bytes)}), has {units.gibibytes(worst.capacity_bytes)}: ",
+        (worst.verdict, VERDICT_STYLE[worst.verdict]),
+    )
+    yield Text(
+        f"allocated {units.gibibytes(worst.allocated_bytes)}, reserved {units.gibibytes(worst.reserved_bytes)},"
+        f" outside the allocator {units.gibibytes(worst.outside_bytes)}",
+        style="dim",
+    )
+    yield _bar(worst)
+    table = _table(("", "left"), ("size", "right"), ("", "left"))
+    shown, rest = worst.items[:ITEMS], worst.items[ITEMS:]
+    for item in shown:
+        name = Text.assemble(("■ ", CATEGORY_STYLE[item.category]), item.name)
+        table.add_row(name, units.gibibytes(item.bytes), Text(item.note, style="dim"))
+    if rest:
+        table.add_row(f"  {len(rest)} smaller items", units.gibibytes(sum(item.bytes for item in rest)), "")
+    yield table
+    if len(stage.memory.ranks) > 1:
+        each = ", ".join(f"{budget.peak_bytes / units.GIB:.0f}" for budget in stage.memory.ranks)
+        yield Text(f"Pipeline ranks in order, GiB: {each}", style="dim")
+
+
+def _bar(budget: MemoryBudget) -> Text:
+    """The budget as a bar that is as long as the device's memory."""
+    scale = BAR_COLUMNS / max(budget.capacity_bytes, budget.peak_bytes)
+    bar, position, drawn = Text(), 0.0, 0
+    order = list(CATEGORY_STYLE)
+    for item in sorted(budget.items, key=lambda item: (order.index(item.category), -item.bytes)):
+        position += item.bytes * scale
+        cells = round(position) - drawn
+        bar.append("█" * cells, style=CATEGORY_STYLE[item.category])
+        drawn += cells
+    bar.append("░" * max(round(budget.capacity_bytes * scale) - drawn, 0), style="dim")
+    bar.append(f" {budget.peak_bytes / budget.capacity_bytes:.0%}")
+    return bar
+
+
+def _time(stage: StagePlan) -> Iterable[RenderableType]:
+    yield Text.assemble(
+        ("Time", "bold"),
+        f" of one step: {units.duration(stage.step_seconds)}; {units.count(stage.tokens_per_second)} tokens/s,"
+        f" MFU {units.percent(stage.mfu)}, HFU {units.percent(stage.hfu)}",
+    )
+    table = _table(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    for item in stage.time:
+        share = item.seconds / stage.step_seconds
+        if share >= 0.002:
+            table.add_row(
+                item.name, units.duration(item.seconds), units.percent(share), Text(item.note, style="dim")
+            )
+    yield table
+
+
+def _ledger(stage: StagePlan) -> Table:
+    table = _table(
+        ("collective", "left"),
+        ("what", "left"),
+        ("axis", "left"),
+        ("ranks", "right"),
+        ("size", "right"),
+        ("calls", "right"),
+        ("over", "left"),
+        ("time", "right"),
+        ("exposed", "right"),
+    )
+    shown = stage.communication[:6]
+    for line in shown:
+        table.add_row(
+            line.collective.replace("_", "-"),
+            line.name,
+            line.axis,
+            str(line.group_size),
+            units.transferred(line.bytes),
+            f"{line.count:,}",
+            line.link,
+            units.duration(line.seconds),
+            units.duration(line.exposed_seconds),
+        )
+    rest = stage.communication[len(shown) :]
+    if rest:
+        seconds, exposed = sum(x.seconds for x in rest), sum(x.exposed_seconds for x in rest)
+        table.add_row(
+            f"{len(rest)} more", *[""] * 6, units.duration(seconds), units.duration(exposed), style="dim"
+        )
+    return table
+
+
+def _alternatives(stage: StagePlan) -> RenderableType:
+    table = _table(("runner-up", "left"), ("step", "right"), ("memory", "right"), ("why not", "left"))
+    for other in stage.alternatives:
+        layout = other.layout
+        name = f"{short(layout)}, micro-batch {layout.micro_batch}, recompute {layout.recompute}"
+        table.add_row(
+            f"{name}, ZeRO {layout.zero}",
+            units.duration(other.step_seconds),
+            units.gibibytes(other.peak_bytes),
+            other.reason,
+        )
+    return Group(Text(f"Best of {stage.candidates:,} legal layouts.", style="dim"), table)
+
+
+def _totals(plan: Plan) -> Iterable[RenderableType]:
+    totals = plan.totals
+    yield Rule(style="dim")
+    yield Text.assemble(
+        ("In all: ", "bold"),
+        f"{units.count(totals.tokens)} tokens, {units.duration(totals.hours * 3600)},"
+        f" {totals.device_hours:,.0f} device-hours, {units.money(totals.cost)}",
+    )
+    for warning in plan.warnings:
+        yield Padding(Text.assemble(("warning: ", "yellow"), warning), (0, 0, 0, 0))

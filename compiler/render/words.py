@@ -1,0 +1,78 @@
+"""A layout in words that need no knowledge of the axes' names."""
+
+from __future__ import annotations
+
+from shipway.schemas.layout import Layout
+from shipway.schemas.plan import StagePlan
+
+RECOMPUTE = {
+    "none": "all activations are kept for backward",
+    "selective": "backward recomputes the cheap operators",
+    "full": "backward recomputes whole layers",
+}
+
+
+def short(layout: Layout) -> str:
+    """The degrees above one, as practitioners write them."""
+    axes = (
+        ("PP", layout.pipeline_parallel),
+        ("VP", layout.virtual_stages),
+        ("DP", layout.data_parallel_replicate),
+        ("FSDP", layout.data_parallel_shard),
+        ("CP", layout.context_parallel),
+        ("TP", layout.tensor_parallel),
+        ("EP", layout.expert_parallel),
+    )
+    return " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "one device"
+
+
+def sentences(stage: StagePlan) -> list[str]:
+    """What every device does, one thought a line."""
+    layout = stage.layout
+    lines = []
+    if layout.pipeline_parallel > 1:
+        chunks = f", {layout.virtual_stages} chunks each" if layout.virtual_stages > 1 else ""
+        lines.append(
+            f"The layers are cut over {layout.pipeline_parallel} pipeline ranks{chunks}"
+            f" ({_cuts(layout)} layers; schedule {layout.schedule})."
+        )
+    if layout.tensor_parallel > 1:
+        lines.append(
+            f"Each matrix is shared by {layout.tensor_parallel} devices (tensor and sequence parallel)."
+        )
+    if layout.context_parallel > 1:
+        part = stage.context_tokens // layout.context_parallel
+        lines.append(f"Each sequence is cut over {layout.context_parallel} devices, {part:,} tokens each.")
+    if layout.expert_parallel > 1:
+        lines.append(f"The routed experts are spread over {layout.expert_parallel} devices.")
+    shards = layout.data_parallel_shard * layout.context_parallel
+    if shards > 1:
+        keeps = "freed after use" if layout.zero == 3 else "kept gathered until backward is done"
+        lines.append(
+            f"Parameters and optimizer are sharded over {shards} devices (FSDP), gathered ones {keeps}."
+        )
+    if layout.data_parallel_replicate > 1:
+        lines.append(f"{layout.data_parallel_replicate} such groups work as replicas.")
+    lines.append(
+        f"A step is {_several(layout.micro_batches, 'micro-batch', 'micro-batches')} of"
+        f" {_several(layout.micro_batch, 'sequence', 'sequences')} on each of"
+        f" {_several(layout.data_parallel, 'data-parallel rank', 'data-parallel ranks')};"
+        f" {RECOMPUTE[layout.recompute]}."
+    )
+    return lines
+
+
+def _several(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _cuts(layout: Layout) -> str:
+    """Layers of the chunks, runs of equal ones shortened: `3, 18 x 5`."""
+    sizes = [last - first for first, last in layout.stage_layers]
+    runs: list[tuple[int, int]] = []
+    for size in sizes:
+        if runs and runs[-1][1] == size:
+            runs[-1] = (runs[-1][0] + 1, size)
+        else:
+            runs.append((1, size))
+    return ", ".join(f"{times} x {size}" if times > 1 else str(size) for times, size in runs)
