@@ -124,7 +124,7 @@ _CODES = (
     Code(
         "BP105",
         "Which kind?",
-        "This section comes in several kinds; the key `kind` chooses, and decides which other keys there are.",
+        "This section comes in several kinds; the key `kind` chooses, and decides which keys there are.",
         "optimizer:\n  kind: muon",
     ),
     Code("BP106", "A malformed text", "The text does not have the form that is needed here."),
@@ -203,7 +203,7 @@ _CODES = (
     Code(
         "BP306",
         "Warm-up and decay overlap",
-        "A warmup-stable-decay schedule's warm-up and decay are shares of the same steps, together at most 1.",
+        "A warmup-stable-decay schedule's warm-up and decay are shares of the same steps, at most 1.",
     ),
     Code("BP307", "The rate ends above its peak", "`final` must not exceed `peak`."),
     Code(

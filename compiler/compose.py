@@ -53,8 +53,12 @@ def compose(name_or_path: str, overrides: Sequence[str] = (), config_dir: Path |
     path = _locate(name_or_path, SearchPath((*own, our_folder())))
     if isinstance(path, Diagnostic):
         return _failed(origin, path)
-    folders = tuple(dict.fromkeys(Path(folder).absolute() for folder in (path.parent, *own, our_folder())))
-    return _Composition(path.absolute(), SearchPath(folders), origin).run()
+    path = path.absolute()
+    named = SearchPath((*own, our_folder())).find(path.stem)
+    # A blueprint of ours is found behind the user's groups, so that theirs win.
+    beside = [] if named is not None and named.absolute() == path else [path.parent]
+    folders = tuple(dict.fromkeys(folder.absolute() for folder in (*beside, *own, our_folder())))
+    return _Composition(path, SearchPath(folders), origin).run()
 
 
 def _failed(origin: tuple[str, ...], *diagnostics: Diagnostic) -> Composed:
@@ -316,7 +320,7 @@ class _Composition:
         because = [f"`{dotted(path)}` is {shown(text)}"]
         help_text = ""
         missing = [dotted(t) for t in origin.targets if dotted(t) not in known]
-        if isinstance(error, RecursionError):
+        if isinstance(error, RecursionError) or "Recursive interpolation" in cause:
             summary = f"the interpolation {text} leads back to itself"
             because += self.provenance.trace(path)[1:]
         elif missing and "key" in cause.lower():

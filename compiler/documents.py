@@ -193,7 +193,9 @@ class _Builder:
             return None
         container = not isinstance(node, yaml.ScalarNode)
         # Through an alias the node keeps the anchor's place, which is where the value is written.
-        self.marks[path] = Mark(_start(key) if key else None, _start(node), container)
+        empty = not container and node.value == "" and not node.style
+        place = _start(key) if key and empty else _start(node)
+        self.marks[path] = Mark(_start(key) if key else None, place, container)
         self.open_nodes.append(id(node))
         try:
             if isinstance(node, yaml.MappingNode):

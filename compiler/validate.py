@@ -33,17 +33,24 @@ def validate(composed: Composed) -> tuple[Blueprint | None, list[Diagnostic]]:
         diagnostics += check(blueprint, composed)
     else:
         diagnostics += _partial_rules(composed)
-    diagnostics = [d for d in diagnostics if not _said_already(d, composed)]
+    diagnostics = _without_echoes(diagnostics, composed)
     failed = any(d.severity == "error" for d in diagnostics)
     return (None if failed else blueprint), diagnostics
 
 
-def _said_already(diagnostic: Diagnostic, composed: Composed) -> bool:
-    """Whether it only follows from a value that composition could not find."""
-    if diagnostic.code.startswith("BP0"):
-        return False
+def _without_echoes(diagnostics: list[Diagnostic], composed: Composed) -> list[Diagnostic]:
+    """Leave out what only follows from a value that could not be read or found, and is reported as such."""
     unknown = [dotted(path) for path in composed.unknown]
-    return any(diagnostic.field == path or diagnostic.field.startswith(path + ".") for path in unknown)
+    unread = {d.where for d in composed.diagnostics if d.where is not None}
+    mistyped = {d.where for d in diagnostics if d.code.startswith("BP1")}
+
+    def echo(d: Diagnostic) -> bool:
+        if d.code.startswith("BP0"):
+            return False
+        below = any(d.field == path or d.field.startswith(path + ".") for path in unknown)
+        return below or d.where in unread or (not d.code.startswith("BP1") and d.where in mistyped)
+
+    return [d for d in diagnostics if not echo(d)]
 
 
 def _typed(composed: Composed) -> tuple[Blueprint | None, list[Diagnostic]]:
@@ -100,8 +107,10 @@ def _translate(path: KeyPath, items: list[Any], composed: Composed) -> Diagnosti
         return _which_kind(path, kind, context, composed)
     if kind == "too_short" and context.get("actual_length") != len(item["input"]):
         return None  # its entries are wrong, which is said of each of them
-    expected = _expected(items)
     value = item["input"]
+    if value == "rl" and path[:2] == ("training", "stages") and path[-1] == "kind":
+        return _reinforcement_learning(path, composed)
+    expected = _expected(items)
     code, help_text = _code_and_help(kind, value)
     legal = expected.legal
     guess = did_you_mean(str(value), legal) if isinstance(value, str) else ""
@@ -260,14 +269,7 @@ def _which_kind(path: KeyPath, kind: str, context: dict[str, Any], composed: Com
         summary = f"`{dotted(path)}` does not say its `kind`"
         return _diagnostic("BP105", summary, path, composed, key=True, legal=legal, help_text="Add `kind:`.")
     if given == "rl" and path[:2] == ("training", "stages"):
-        return _diagnostic(
-            "BP309",
-            f"stage {path[-1]} is of kind rl, which this version does not run",
-            at,
-            composed,
-            legal=("pretrain",),
-            help_text="Take the stage out, and train from the checkpoint of the last pre-training stage.",
-        )
+        return _reinforcement_learning(at, composed)
     return _diagnostic(
         "BP105",
         f"`{dotted(at)}` must be one of its legal values, not {_described(given)}",
@@ -275,6 +277,17 @@ def _which_kind(path: KeyPath, kind: str, context: dict[str, Any], composed: Com
         composed,
         legal=(*nearest(str(given), legal), *(v for v in legal if v not in nearest(str(given), legal))),
         help_text=did_you_mean(str(given), legal),
+    )
+
+
+def _reinforcement_learning(path: KeyPath, composed: Composed) -> Diagnostic:
+    return _diagnostic(
+        "BP309",
+        f"stage {path[2]} is of kind rl, which this version does not run",
+        path,
+        composed,
+        legal=("pretrain",),
+        help_text="Take the stage out, and go on from the checkpoint of the last pre-training stage.",
     )
 
 

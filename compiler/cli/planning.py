@@ -48,10 +48,11 @@ def plan_blueprint(read: Read, output: Output) -> Plan:
     from shipway.compiler.pipeline import make_plan
 
     made = make_plan(read.blueprint, read.origin)
-    if isinstance(made, Plan):
-        return made
-    status = exit_codes.NOTHING_FITS if any(d.code.startswith("PL") for d in made) else exit_codes.INVALID
-    output.fail([*_placed(made, read), *read.warnings], status)
+    if isinstance(made, list):
+        unfit = any(d.code.startswith("PL") for d in made)
+        status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID
+        output.fail([*_placed(made, read), *read.warnings], status)
+    return made
 
 
 def _placed(diagnostics: Sequence[Diagnostic], read: Read) -> list[Diagnostic]:
