@@ -9,6 +9,7 @@ sources stand, the state needs no communication, and it says nothing about n.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shipway.runtime.data.batch import Batch, make_batch, signed
+from shipway.runtime.data.documents import TokenizedRecords
 from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.mixture import Mixture, stage_weights
 from shipway.runtime.data.packing import Row, take_row
@@ -30,6 +32,9 @@ from shipway.schemas.plan import StagePlan
 from shipway.schemas.training import Data
 
 STATE_FORMAT = 1
+_RAW_TEXT_RANKS = 64
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -258,9 +263,12 @@ def make_loader(
         steps=stage.steps,
     )
     weights = stage_weights(mix, data.sources)
+    sources = open_sources(data, weights, seed, folder, Split(data.held_out, held_out=False), model)
+    if dp_rank == 0:
+        _warn_of_raw_text(sources, dp_size)
     return Loader(
         shape,
-        open_sources(data, weights, seed, folder, Split(data.held_out, held_out=False), model),
+        sources,
         Mixture(weights),
         identity(data, seed, folder),
         dp_rank,
@@ -268,6 +276,17 @@ def make_loader(
         prefetch_steps,
         pin_memory,
     )
+
+
+def _warn_of_raw_text(sources: Sources, dp_size: int) -> None:
+    for name, stream in sources.streams.items():
+        if dp_size > _RAW_TEXT_RANKS and isinstance(stream.documents, TokenizedRecords):
+            logger.warning(
+                "data source %s is raw text, which each of the %d data-parallel ranks tokenises whole to find"
+                " its rows; `shipway data pack` spares them that",
+                name,
+                dp_size,
+            )
 
 
 def identity(data: Data, seed: int, folder: Path) -> dict[str, Any]:
