@@ -1,0 +1,163 @@
+"""From a checkpoint folder to text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from shipway.compiler.emit.build import build as write_build
+from shipway.runtime.build_folder import import_model
+from shipway.runtime.checkpoint_folder import MARKER, Manifest, folder_of, record, write_marker
+from shipway.runtime.data.tokenizers import ByteLevel
+from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.generation.text import Completion, Sampling, complete
+from shipway.runtime.generation.weights import load_model, newest_checkpoint
+from shipway.schemas.run import RECORD_FILE, RunRecord
+from tests.templates.generated import build, load, tokens_of, variant
+from tests.templates.test_build import plan_of
+
+CPU = torch.device("cpu")
+
+
+def save(model: torch.nn.Module, root: Path, step: int) -> Path:
+    """A checkpoint as the trainer leaves it."""
+    folder = folder_of(root, step)
+    folder.mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": model.state_dict()}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    files = {path.name: record(path) for path in folder.iterdir()}
+    write_marker(folder, Manifest(files, {}, {}, "sha256:0"))
+    return folder
+
+
+def test_loaded_model_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    model = variant("hybrid")
+    trained = build(model).eval()
+    loaded = load_model(load(model), save(trained, tmp_path, 1), CPU, torch.float32)
+    tokens = tokens_of(model, 2, 10)
+    assert torch.equal(loaded(tokens), trained(tokens))
+
+
+def test_weights_take_the_compute_precision_but_for_those_that_must_not(tmp_path: Path) -> None:
+    model = variant("hybrid")
+    loaded = load_model(load(model), save(build(model), tmp_path, 1), CPU, torch.bfloat16)
+    assert loaded.head.weight.dtype == torch.bfloat16
+    assert loaded.layers["0"].attention.a_log.dtype == torch.float32
+    assert loaded.layers["1"].feed_forward.router.weight.dtype == torch.float32
+
+
+def test_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    trained = build(variant("all delta"))
+    whole = save(trained, tmp_path, 10)
+    (save(trained, tmp_path, 20) / MARKER).unlink()
+    assert newest_checkpoint(tmp_path) == whole
+    next(whole.glob("*.distcp")).write_bytes(b"torn")
+    with pytest.raises(Fatal, match="no finished checkpoint"):
+        newest_checkpoint(tmp_path)
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    saved = save(build(variant("hybrid")), tmp_path, 1)
+    other = load(variant("hybrid", width=48))
+    with pytest.raises(Fatal, match="does not fit this model"):
+        load_model(other, saved, CPU, torch.float32)
+
+
+class Recited(torch.nn.Module):
+    """A model that says given texts, one byte a step, then ends the document."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.spoken = [[*text.encode(), ByteLevel.end] for text in texts]
+
+    def generate(self, prompts: list[torch.Tensor], tokens: int, *sampling: object) -> Iterator[torch.Tensor]:
+        for step in range(tokens):
+            yield torch.tensor([spoken[min(step, len(spoken) - 1)] for spoken in self.spoken])
+
+
+def test_characters_are_not_cut_by_streaming() -> None:
+    completion = Completion("a")
+    pieces = list(complete(Recited("né – 日本"), ByteLevel(), [completion], Sampling()))
+    assert [piece.text for piece in pieces] == list("né – 日本")
+    assert completion.text == "né – 日本"
+    assert completion.ended
+
+
+def test_each_completion_ends_with_its_own_document() -> None:
+    completions = [Completion("a"), Completion("b")]
+    list(complete(Recited("ab", "abcdef"), ByteLevel(), completions, Sampling(tokens=4)))
+    assert [c.text for c in completions] == ["ab", "abcd"]
+    assert [c.ended for c in completions] == [True, False]
+
+
+def test_the_same_seed_gives_the_same_text() -> None:
+    model = build(variant("hybrid", vocabulary=259)).eval()
+    texts = []
+    for seed in (1, 1, 2):
+        completion = Completion("abc")
+        list(complete(model, ByteLevel(), [completion], Sampling(tokens=12, temperature=1.0, seed=seed)))
+        texts.append(completion.tokens)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(Fatal, match="at least one token"):
+        list(complete(Recited("a"), ByteLevel(), [Completion("")], Sampling()))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build, and a run of it that has saved its initial weights once."""
+    root = tmp_path_factory.mktemp("generate")
+    plan = plan_of("tiny")
+    write_build(plan, root / "build")
+    model = import_model(root / "build").Model()
+    model.init_weights(torch.Generator().manual_seed(0))
+    save(model, root / "runs" / "first" / "checkpoints", 1)
+    entry = RunRecord(
+        id="first",
+        name="tiny",
+        plan_hash=plan.hash,
+        target="local",
+        build=str(root / "build"),
+        launched_at="2026-01-01T00:00:00Z",
+    )
+    (root / "runs" / "first" / RECORD_FILE).write_text(json.dumps(entry.model_dump(mode="json")))
+    return root
+
+
+def generate(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from shipway.compiler.cli import main; main()", "generate", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def test_command_finds_the_builds_newest_run_and_continues_the_prompt(run: Path) -> None:
+    ran = generate("build", "--prompt", "def f", "--tokens", "5", "--device", "cpu", cwd=run)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("def f")
+    assert ran.stderr == ""
+
+
+def test_command_gives_all_completions_as_json(run: Path) -> None:
+    arguments = ("--prompt", "a", "--prompt", "b", "--tokens", "3", "--device", "cpu", "--json")
+    completions = json.loads(generate("runs/first", *arguments, cwd=run).stdout)["completions"]
+    assert [completion["prompt"] for completion in completions] == ["a", "b"]
+    assert all(len(completion["tokens"]) == 3 or completion["ended"] for completion in completions)
+
+
+def test_command_says_what_is_missing(run: Path) -> None:
+    for arguments in (("nothing",), ("build", "--runs", "elsewhere"), ("build", "--checkpoint", "nowhere")):
+        ran = generate(*arguments, "--prompt", "a", cwd=run)
+        assert ran.returncode == 4
+        assert "error" in ran.stderr
+        assert "Traceback" not in ran.stderr
