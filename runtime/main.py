@@ -26,7 +26,8 @@ from shipway.runtime.exit_codes import ExitCode, Fatal, Retryable
 from shipway.runtime.metrics import MetricsWriter
 from shipway.runtime.programme import run_programme
 from shipway.runtime.progress import make_display
-from shipway.runtime.run_folder import RunFolder
+from shipway.runtime.report import try_report
+from shipway.runtime.run_folder import RunFolder, replace_text
 from shipway.runtime.signals import StopRequest
 from shipway.runtime.watchdog import Limits, Watchdog
 from shipway.schemas.plan import Plan
@@ -74,6 +75,8 @@ def _train(
     device = join(device_kind)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     groups, rank = host_groups(), dist.get_rank()
+    if rank == 0 and build.resolve() != run.path.resolve():
+        replace_text(run.path / "plan.json", (build / "plan.json").read_text())
     checkpoints = plan.blueprint.training.checkpoints
     checkpointer = Checkpointer(
         run.checkpoints, groups, checkpoints.keep_last, checkpoints.asynchronous, plan.hash
@@ -86,6 +89,9 @@ def _train(
         code = run_programme(context, until)
         watchdog.stop()
         checkpointer.close()
+        if writer:
+            run.write_status(state="done" if code is ExitCode.DONE else code.words)
+            display.message(try_report(run.path))
         return code
     finally:
         display.close()

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from shipway.runtime.run_folder import replace_text
 
 
@@ -56,9 +54,11 @@ class MetricsWriter:
 
     path: Path
     tensorboard_folder: Path
-    _board: SummaryWriter = field(init=False)
+    _board: Any = field(init=False)
 
     def __post_init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only writers need it
+
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._board = SummaryWriter(str(self.tensorboard_folder))
 

@@ -32,6 +32,17 @@ class ParallelModel:
         """All trainable parameters of this rank, by the single-device model's names."""
         return {name: p for part in self.parts for name, p in part.named_parameters() if p.requires_grad}
 
+    def count(self) -> int:
+        """Parameters of the whole model, balancing biases included; every rank must call it."""
+        biases = [
+            b for part in self.parts for name, b in part.named_buffers() if name.endswith("balance_bias")
+        ]
+        mine = sum(p.numel() for part in self.parts for p in part.parameters()) + sum(
+            b.numel() for b in biases
+        )
+        total = torch.tensor(mine, dtype=torch.int64, device=self.mesh.device)
+        return int(self.mesh.all_reduce(total, ["pp"]))
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds of the model."""
         return {name: value for part in self.parts for name, value in part.state_dict().items()}

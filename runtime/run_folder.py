@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,21 @@ class RunFolder:
 
     def read_status(self) -> dict[str, Any]:
         """status.json, empty when there is none yet."""
-        return _read_json(self.path / "status.json", {})
+        return _read_json(self.path / "status.json")
+
+    def read_environment(self) -> dict[str, Any]:
+        """environment.json, empty when there is none yet."""
+        return _read_json(self.path / "environment.json")
+
+    def write_environment(self, found: Mapping[str, Any]) -> None:
+        """What this start runs on, and the parameters it counts."""
+        text = json.dumps(dict(found), indent=1, sort_keys=True) + "\n"
+        replace_text(self.path / "environment.json", text)
 
     def record_start(self, step: int) -> bool:
         """Note that a start begins at `step`; False when too many starts in a row began there."""
         path = self.path / "starts.json"
-        starts: list[int] = [*_read_json(path, []), step]
+        starts: list[int] = [*_read_json(path), step]
         replace_text(path, json.dumps(starts[-100:]) + "\n")
         recent = starts[-STARTS_WITHOUT_PROGRESS - 1 :]
         return len(recent) <= STARTS_WITHOUT_PROGRESS or len(set(recent)) > 1
@@ -86,8 +96,8 @@ def replace_text(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _read_json(path: Path, default: Any) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
-        return default
+        return {}

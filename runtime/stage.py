@@ -11,6 +11,7 @@ from shipway.runtime.checkpoint import State, rng_state, set_rng_state
 from shipway.runtime.checkpoint_folder import Manifest
 from shipway.runtime.context import Context, Position
 from shipway.runtime.data.loader import Loader, make_loader
+from shipway.runtime.environment import describe_environment
 from shipway.runtime.mesh import Mesh, build_mesh, fit_layout
 from shipway.runtime.optimizers import build_optimizer
 from shipway.runtime.parallel.support import check_layout
@@ -96,6 +97,7 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
         training.precision,
         context.device,
     )
+    _record_environment(context, model)
     trainer = Trainer(model, optimizer, training.gradient_clip, _qk_clip(context.plan, model))
     loader = _open_loader(context, stage, mesh)
     run = StageRun(context, stage, layout, mesh, trainer, loader, Position(stage.name))
@@ -108,6 +110,12 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
         run.short_loss = manifest.progress["short_loss"]
         context.display.message(f"{stage.name}: continuing from {folder.name}")
     return run
+
+
+def _record_environment(context: Context, model: ParallelModel) -> None:
+    parameters = model.count()
+    if context.metrics:
+        context.run.write_environment(describe_environment(context.device) | {"parameters": parameters})
 
 
 def _open_loader(context: Context, stage: StagePlan, mesh: Mesh) -> Loader:

@@ -25,6 +25,7 @@ from types import FrameType
 from shipway.runtime.attempts import append_attempt, explain, kill_workers, next_number
 from shipway.runtime.build_folder import read_plan
 from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.report import try_report
 from shipway.runtime.run_folder import RunFolder
 from shipway.schemas.plan import Plan
 from shipway.schemas.run import HALT_FILE, Attempt
@@ -109,6 +110,7 @@ class Supervisor:
             self.say(f"attempt {self._number} ended ({words}): {reason}")
         append_attempt(self.run.path, self._record(started_at, code))
         self.run.write_status(state=words, reason=reason)
+        try_report(self.run.path)
         return code
 
     def command(self, folder: Path) -> list[str]:
