@@ -233,12 +233,14 @@ def _check_expert_groups(experts: Experts, path: KeyPath, report: Report) -> Non
         )
     else:
         room = experts.routed // experts.groups * experts.active_groups
-        if experts.groups > 1 and experts.active > room:
+        # quantile balancing compares each token's choice with the next best
+        needed = experts.active + isinstance(experts.balancing, QuantileBalancing)
+        if experts.groups > 1 and needed > room:
             report.add(
                 "BP205",
                 (*path, "active_groups"),
                 f"{experts.active_groups} of {experts.groups} groups hold {room} experts, "
-                f"fewer than the {experts.active} that a token passes",
+                f"fewer than the {needed} that routing a token needs",
                 values={(*path, "active"): experts.active, (*path, "routed"): experts.routed},
                 help_text="Raise `active_groups`, or lower `active`.",
             )
