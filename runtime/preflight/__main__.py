@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Dispatch; each check imports what it needs only when it runs, since `verdict` need not wait for torch."""
+    """Dispatch; each check imports what it needs when it runs, as `verdict` need not wait for torch."""
     folder: Path = options.run_dir / "preflight"
     folder.mkdir(parents=True, exist_ok=True)
     if options.check == "verdict":
