@@ -1,4 +1,4 @@
-"""The faster forms on CUDA: fla-core's Triton kernels, cuDNN and FlexAttention, torch.compile.
+"""The faster forms on CUDA: fla-core's Triton kernels, cuDNN and FlexAttention.
 
 Imported lazily, through `operations`, when `dispatch` has chosen one of them.
 """
@@ -155,8 +155,8 @@ def documents_attention(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled once, for changing sizes."""
-    return torch.compile(function, dynamic=True)
+    """`function` compiled, once for all callers."""
+    return torch.compile(function)
 
 
 @cache
@@ -175,5 +175,7 @@ def _document_mask(cu_seqlens: Tensor, tokens: int, causal: bool) -> BlockMask:
             same = document[query] == document[key]
             return same & (query >= key) if causal else same
 
-        known[causal] = create_block_mask(visible, None, None, tokens, tokens, device=cu_seqlens.device)
+        # compiled, it never holds the mask of every pair of tokens, only that of blocks
+        build = compiled(create_block_mask)
+        known[causal] = build(visible, None, None, tokens, tokens, device=cu_seqlens.device)
     return known[causal]

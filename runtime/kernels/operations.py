@@ -8,6 +8,7 @@ the batch is one document, and N = B.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +48,7 @@ def delta_rule(
 
     Raises ValueError when `lower_bound` is too low for a tile of 16 tokens.
     """
-    options = {
+    options: dict[str, Any] = {
         "lower_bound": lower_bound,
         "chunk": chunk,
         "cu_seqlens": cu_seqlens,
