@@ -54,7 +54,7 @@ def delta_rule(
     inputs = (q, k, v, g, beta)
     if cu_seqlens is not None:
         inputs = tuple(x.reshape(1, batch * tokens, *x.shape[2:]) for x in inputs)
-        cu_seqlens = cu_seqlens.to(torch.int64)
+        cu_seqlens = _wide(cu_seqlens)
     out, final = chunk_kda(
         *inputs,
         A_log=a_log.float(),
@@ -109,7 +109,7 @@ def short_convolution(
 
     batch, tokens, channels = x.shape
     if cu_seqlens is not None:
-        x, cu_seqlens = x.reshape(1, batch * tokens, channels), cu_seqlens.to(torch.int64)
+        x, cu_seqlens = x.reshape(1, batch * tokens, channels), _wide(cu_seqlens)
     if initial is not None:
         initial = F.pad(initial.transpose(1, 2), (1, 0)).contiguous()  # [N, C, W]
     y, final = causal_conv1d(
@@ -122,6 +122,21 @@ def short_convolution(
     )
     tail = None if final is None else final[..., 1:].transpose(1, 2)
     return y.reshape(batch, tokens, channels), tail
+
+
+@cache
+def _boundaries() -> WeakTensorKeyDictionary:
+    """Boundaries in int64 by the int32 tensor that they were made from, as long as that lives."""
+    return WeakTensorKeyDictionary()
+
+
+def _wide(cu_seqlens: Tensor) -> Tensor:
+    """One int64 copy per batch: fla keeps what it derives from boundaries by the tensor's identity, and
+    a new copy in every layer would cost a wait for the device each time."""
+    known = _boundaries()
+    if cu_seqlens not in known:
+        known[cu_seqlens] = cu_seqlens.to(torch.int64)
+    return known[cu_seqlens]
 
 
 def attention_residual(sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
