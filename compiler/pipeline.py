@@ -50,10 +50,11 @@ def make_plan(
     blueprint: Blueprint,
     origin: Sequence[str] = (),
     *,
+    folder: str = "",
     calibration: Calibration | None = None,
     dump: Dump | None = None,
 ) -> Plan | list[Diagnostic]:
-    """Plan a validated blueprint.
+    """Plan a validated blueprint; `folder` is where its relative paths start from.
 
     Returns diagnostics instead when a pinned layout is impossible (codes PL0xx) or when no legal layout
     fits the devices (PL1xx), for all stages at once.
@@ -83,12 +84,15 @@ def make_plan(
     tell("search", results)
     stages = tuple(stage_plan(p, found) for p, found in results)
     tell("assemble", stages)
-    return _sealed(blueprint, tuple(origin), figures, work, lowered, stages)
+    if not blueprint.training.data.relative_paths():
+        folder = ""  # so that the same blueprint gives the same plan wherever it lies
+    return _sealed(blueprint, tuple(origin), folder, figures, work, lowered, stages)
 
 
 def _sealed(
     blueprint: Blueprint,
     origin: tuple[str, ...],
+    folder: str,
     figures: Calibration,
     work: Workload,
     lowered: LoweredModel,
@@ -100,6 +104,7 @@ def _sealed(
         blueprint=blueprint,
         blueprint_hash=content_hash(blueprint),
         origin=origin,
+        folder=folder,
         calibration=figures.name,
         parameters=count(blueprint.model),
         stages=stages,

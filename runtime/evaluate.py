@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -49,7 +50,7 @@ class Evaluator:
             self.run.stage.context_tokens,
             training.evaluation.sequences,
             training.seed,
-            self.run.context.build,
+            Path(self.run.context.plan.folder or self.run.context.build),
             mesh.data_parallel_rank,
             mesh.data_parallel_size,
             model=self.run.context.plan.blueprint.model,

@@ -127,7 +127,7 @@ def _open_loader(context: Context, stage: StagePlan, mesh: Mesh) -> Loader:
         mesh.data_parallel_rank,
         mesh.data_parallel_size,
         training.seed,
-        context.build,
+        Path(context.plan.folder or context.build),
         mix=next(s.mix for s in training.stages if s.name == stage.name),
         model=context.plan.blueprint.model,
         pin_memory=context.device.type == "cuda",

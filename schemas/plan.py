@@ -200,6 +200,8 @@ class Plan(Schema):
     """Hash of `blueprint`, to tell whether it has changed since."""
     origin: tuple[str, ...] = ()
     """The blueprint's name or path and the overrides, as the user typed them."""
+    folder: str = ""
+    """Folder, absolute, that the relative paths of `blueprint.training.data` start from; empty if it has none."""
     calibration: str
     """Name of the efficiency figures behind the times."""
     parameters: Parameters

@@ -224,6 +224,11 @@ class Data(Schema):
     """Share of records that may be unreadable before training stops."""
 
 
+    def relative_paths(self) -> tuple[str, ...]:
+        """Paths of the tokenizer and the sources that start from the blueprint's folder."""
+        named = [getattr(item, "path", None) for item in (self.tokenizer, *self.sources.values())]
+        return tuple(p for p in named if p is not None and "://" not in p and not p.startswith(("/", "~")))
+
 class Checkpoints(Schema):
     """When and where state is saved."""
 

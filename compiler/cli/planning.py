@@ -47,7 +47,8 @@ def plan_blueprint(read: Read, output: Output) -> Plan:
     """Plan, or leave with why nothing fits."""
     from shipway.compiler.pipeline import make_plan
 
-    made = make_plan(read.blueprint, read.origin)
+    path = read.composed.path
+    made = make_plan(read.blueprint, read.origin, folder=str(path.parent.absolute()) if path else "")
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
         status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID
