@@ -31,7 +31,7 @@ class Efficiency(Schema):
     attention_forward: Curve
     """Share of the peak of causal attention's forward; x is the keys. Narrow heads scale it down."""
     attention_backward: Curve
-    """The same for backward, whose work is counted as 2.5 times the forward's (flash attention recomputes)."""
+    """The same for backward, counted as 2.5 times the forward (flash attention recomputes)."""
     delta_bounded_forward: Curve
     """Share of the peak of the bounded delta rule's forward; x is tokens x heads of one call."""
     delta_bounded_backward: Curve

@@ -1,4 +1,4 @@
-"""What this version's runtime can run: the planner offers nothing else, and the runtime checks a plan by it."""
+"""What this version's runtime can run: the planner offers nothing else, the runtime checks plans by it."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Plan(Schema):
     origin: tuple[str, ...] = ()
     """The blueprint's name or path and the overrides, as the user typed them."""
     folder: str = ""
-    """Folder, absolute, that the relative paths of `blueprint.training.data` start from; empty if it has none."""
+    """Folder, absolute, that relative paths of `blueprint.training.data` start from; empty without any."""
     calibration: str
     """Name of the efficiency figures behind the times."""
     parameters: Parameters

@@ -223,11 +223,11 @@ class Data(Schema):
     corrupt_limit: Fraction = 0.001
     """Share of records that may be unreadable before training stops."""
 
-
     def relative_paths(self) -> tuple[str, ...]:
         """Paths of the tokenizer and the sources that start from the blueprint's folder."""
         named = [getattr(item, "path", None) for item in (self.tokenizer, *self.sources.values())]
         return tuple(p for p in named if p is not None and "://" not in p and not p.startswith(("/", "~")))
+
 
 class Checkpoints(Schema):
     """When and where state is saved."""
@@ -263,7 +263,7 @@ class Faults(Schema):
     non_finite_limit: PositiveInt = 5
     """Bad steps in a row, or roll-backs without a finished checkpoint between them, that stop the run."""
     hang_factor: PositiveFloat = 20.0
-    """A step that takes this many times the median is taken for a hang: stacks are dumped, the run restarts."""
+    """A step of this many times the median is taken for a hang: stacks are dumped, the run restarts."""
     hang_minimum: Seconds = 600.0
     """No step is taken for a hang before this time."""
     restarts: PositiveInt = 20
