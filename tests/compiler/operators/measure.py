@@ -100,8 +100,12 @@ def _counter() -> FlopCounterMode:
     forward = aten._scaled_dot_product_flash_attention_for_cpu
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
     # torch's own formulas, for operators that its registry leaves out.
-    formulas = {forward: _forward_flops, backward: _backward_flops, aten.addmm_: addmm_flop}
+    formulas = {forward: _forward_flops, backward: _backward_flops, aten.addmm_: _addmm_flops}
     return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def _addmm_flops(total: Any, left: Any, right: Any, *_: Any, **__: Any) -> int:
+    return addmm_flop(total, left, right)
 
 
 def _forward_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:

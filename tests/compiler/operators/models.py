@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from shipway.schemas.model import Model
 
 Data = dict[str, Any]
+
+
+def examples(number: int) -> settings:
+    """So many drawn models; a failing one is not shrunk, as every step would generate and run a model."""
+    return settings(max_examples=number, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+
+
 widths = st.sampled_from([32, 48, 64])
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from shipway.compiler.lower import lower
 from shipway.compiler.parameters import count
 from shipway.schemas.model import Model
 from tests.compiler.operators.generated import generated
-from tests.compiler.operators.models import models
+from tests.compiler.operators.models import examples, models
 
 
-@settings(max_examples=40, deadline=None)
+@examples(25)
 @given(models(vision=True))
 def test_state_dict_of_the_generated_module_is_met_name_by_name(model: Model) -> None:
     with torch.device("meta"):
@@ -23,7 +23,7 @@ def test_state_dict_of_the_generated_module_is_met_name_by_name(model: Model) ->
     assert count(model).total == sum(tensor.numel() for tensor in module.state_dict().values())
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(models(vision=True))
 def test_only_buffers_have_no_optimizer(model: Model) -> None:
     with torch.device("meta"):
@@ -33,7 +33,7 @@ def test_only_buffers_have_no_optimizer(model: Model) -> None:
         assert (parameter.optimizer != "none") == (name in trained)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(models())
 def test_muon_takes_matrices_whose_heads_divide_their_rows(model: Model) -> None:
     for name, parameter in lower(model).named_parameters():
