@@ -100,6 +100,10 @@ class Part:
         """Sum of `saved`."""
         return sum((tensor.bytes for tensor in self.saved(shard, recompute)), 0)
 
+    def buffer_bytes(self) -> int:
+        """Device memory that is neither a parameter nor in a checkpoint."""
+        return sum(placed.operator.buffer_bytes() for placed in self.operators)
+
     def scratch_bytes(self, shard: Shard) -> tuple[Number, ...]:
         """Each operator's scratch; they do not exist together."""
         return tuple(p.operator.scratch_bytes(shard) for p in self.operators)

@@ -193,6 +193,15 @@ class DecodeState:
     """Does not grow (delta state in fp32, convolution tails)."""
 
 
+def keeps_cores(implementation: Implementation) -> bool:
+    """Whether selective recomputation keeps what attention and the delta rule put out.
+
+    It keeps outputs of torch's operators (runtime/parallel/recompute.py); the fused cores, FlexAttention
+    over packed documents and fla's chunk kernel, are none, so they run again.
+    """
+    return implementation == "plain"
+
+
 class Operator(ABC):
     """One block of the model, as the planner sees it; what an operator does not state, it does not have."""
 
@@ -223,7 +232,10 @@ class Operator(ABC):
             case "full":
                 return self.kernels(shard)
             case "selective":
-                return tuple(kernel for kernel in self.kernels(shard) if isinstance(kernel, Elementwise))
+                again = (
+                    Elementwise if keeps_cores(shard.implementation) else Elementwise | Attention | DeltaRule
+                )
+                return tuple(kernel for kernel in self.kernels(shard) if isinstance(kernel, again))
 
     def buffer_bytes(self) -> int:
         """Device memory that is neither a parameter nor in a checkpoint, on every rank."""

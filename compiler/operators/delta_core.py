@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard
+from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard, keeps_cores
 
 TILE = 16
 """Tokens of the inner tile of a chunk."""
-PAIRWISE_TILE = 4
-"""The same, of the plain form under unbounded decay."""
 PAIRWISE_TILE = 4
 """The same where decay is unbounded, in the plain form."""
 FP32 = 4
@@ -98,7 +96,7 @@ class DeltaCore:
 
     def products(self, shard: Shard) -> tuple[Saved, ...]:
         """What selective recomputation keeps: fla's kernel is run again, plain products are kept."""
-        if shard.implementation == "fused":
+        if not keeps_cores(shard.implementation):
             return ()
         K, V, tile = self.key_width, self.value_width, plain_tile(self.bounded)
         C = plain_chunk(self.chunk, self._local_tokens(shard))

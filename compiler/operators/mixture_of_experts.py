@@ -72,17 +72,18 @@ class RoutedExperts(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
+        """What a rank receives is kept for the products, what comes back to it for the weighted sum."""
         row = self.rows(shard) * shard.element_bytes
+        pairs = shard.local_tokens * self.dims.active
         halves = Saved("experts' gate and up", 2 * row * self.dims.inner_width)
         match recompute:
             case "none":
-                pairs = shard.local_tokens * self.dims.active
                 return (
                     Saved("tokens of rows, rows of choices", 2 * pairs * INDEX_BYTES),
                     Saved("dispatched rows", row * self.width),
                     halves,
                     Saved("experts' activation", row * self.dims.inner_width),
-                    Saved("experts' output", row * self.width),
+                    Saved("experts' output", pairs * self.width * shard.element_bytes),
                 )
             case "selective":
                 return (halves, Saved("experts' output", row * self.width))
@@ -90,8 +91,11 @@ class RoutedExperts(Operator):
                 return ()
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """Gradients of both halves and of the rows while the grouped products' backward runs."""
-        return self.rows(shard) * (2 * self.dims.inner_width + 2 * self.width) * shard.element_bytes
+        """Gradients of both halves and of the rows while the grouped products' backward runs, and the
+        rows that the all-to-all sends."""
+        received = self.rows(shard) * (2 * self.dims.inner_width + 2 * self.width)
+        sent = shard.local_tokens * self.dims.active * self.width
+        return (received + sent) * shard.element_bytes
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         size = shard.local_tokens * self.dims.active * self.width * shard.element_bytes
