@@ -36,7 +36,8 @@ def _plain(path: str) -> str:
 def names() -> tuple[str, ...]:
     """Everything that can be asked about."""
     fields = dict.fromkeys(_plain(entry.path) for entry in _fields())
-    return (*codes(), *terms(), *fields)
+    last = dict.fromkeys(path.rpartition(".")[2] for path in fields)
+    return (*codes(), *terms(), *fields, *last)
 
 
 def find(asked: str) -> list[Code | Term | FieldWords]:

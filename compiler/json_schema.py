@@ -83,14 +83,21 @@ def _untagged(value: Any) -> Any:
 
 
 def _escaped(value: dict[str, Any]) -> dict[str, Any]:
+    """The value or an interpolation, and the same for entries of lists and mappings."""
     outside = ("description", "default", "examples")
     inner = {key: item for key, item in value.items() if key not in outside}
     around = {key: item for key, item in value.items() if key in outside}
-    for key in ("items", "additionalProperties"):
-        if isinstance(inner.get(key), dict):
-            inner[key] = _escaped(inner[key])
     alternatives = inner["anyOf"] if set(inner) == {"anyOf"} else [inner]
-    return {**around, "anyOf": [*alternatives, INTERPOLATION]}
+    return {**around, "anyOf": [*map(_with_escaped_entries, alternatives), INTERPOLATION]}
+
+
+def _with_escaped_entries(value: dict[str, Any]) -> dict[str, Any]:
+    entries = {
+        k: _escaped(value[k]) for k in ("items", "additionalProperties") if isinstance(value.get(k), dict)
+    }
+    if "prefixItems" in value:
+        entries["prefixItems"] = [_escaped(item) for item in value["prefixItems"]]
+    return value | entries
 
 
 def _allow_device_name(properties: dict[str, Any]) -> None:

@@ -12,11 +12,11 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     folded: dict[str, str] = {}
     for candidate in candidates:
         folded.setdefault(_fold(candidate), candidate)
-    close = difflib.get_close_matches(_fold(name), folded, n=limit, cutoff=0.6)
-    matches = [folded[match] for match in close]
-    if not matches and len(name) > 2:
-        matches = [c for c in candidates if _fold(name) in _fold(c)][:limit]
-    return tuple(matches)
+    begun = [c for key, c in sorted(folded.items()) if len(name) > 2 and key.startswith(_fold(name))]
+    close = [folded[match] for match in difflib.get_close_matches(_fold(name), folded, n=limit, cutoff=0.6)]
+    inside = [c for key, c in sorted(folded.items()) if len(name) > 2 and _fold(name) in key]
+    matches = list(dict.fromkeys([*begun, *close])) or inside
+    return tuple(matches[:limit])
 
 
 def ordered(name: str, known: Iterable[str]) -> tuple[str, ...]:
