@@ -41,7 +41,7 @@ demo: $(STAMP)  ## Plan, build and train the tiny blueprint on this machine
 	$(BIN)/shipway launch build/tiny
 
 test: lint  ## Lint, types, layering contracts, and all tests, two at a time
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)  ## Style, types and layering contracts
 	$(BIN)/ruff check .
@@ -54,7 +54,7 @@ format: $(STAMP)  ## Rewrite the sources in the house style
 	$(BIN)/ruff format .
 
 parity: $(STAMP)  ## Only the tests that hold parallel layouts against one process
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/runtime -k parity
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/runtime -k parity
 
 clean:  ## Remove .venv and the caches; builds and runs stay
 	rm -rf $(VENV) dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

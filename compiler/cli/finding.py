@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipway.compiler.cli import exit_codes
-from shipway.compiler.cli.output import Output
-from shipway.compiler.launch.runs import Found, find
+if TYPE_CHECKING:
+    from shipway.compiler.cli.output import Output
+    from shipway.compiler.launch.runs import Found
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -30,6 +30,9 @@ Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the
 
 def find_run(name: str | None, runs: Path, output: Output) -> Found:
     """The run, or leave with what there is instead."""
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.launch.runs import find
+
     found = find(runs, name)
     if found is not None:
         return found
