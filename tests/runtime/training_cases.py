@@ -58,13 +58,17 @@ def _rows_of(batch: Batch, start: int, end: int) -> Batch:
 
 
 def make_trainer(
-    layout: Layout, optimizer: Optimizer | None = None, clip: float | None = 1.0, model: str = "hybrid"
+    layout: Layout,
+    optimizer: Optimizer | None = None,
+    clip: float | None = 1.0,
+    model: str = "hybrid",
+    seed: int = 3,
 ) -> Trainer:
     """A trainer of a small generated model under a layout, on this world of ranks."""
     options = optimizer or Muon()
     module = load(variant(model))
     mesh = build_mesh(layout, torch.device("cpu"))
-    parallel = build_parallel_model(module, mesh, FP32, seed=3)
+    parallel = build_parallel_model(module, mesh, FP32, seed)
     built = build_optimizer(
         parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, FP32, torch.device("cpu")
     )

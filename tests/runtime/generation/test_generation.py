@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from shipway.compiler.emit.build import build as write_build
 from shipway.runtime.build_folder import import_model
-from shipway.runtime.checkpoint_folder import MARKER, Manifest, folder_of, record, write_marker
+from shipway.runtime.checkpoint_folder import MARKER, folder_of
 from shipway.runtime.data.tokenizers import ByteLevel
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.generation.text import Completion, Sampling, complete
-from shipway.runtime.generation.weights import load_model, newest_checkpoint
+from shipway.runtime.generation.weights import choose_checkpoint, load_model, save_weights
 from shipway.schemas.run import RECORD_FILE, RunRecord
 from tests.templates.generated import build, load, tokens_of, variant
 from tests.templates.test_build import plan_of
@@ -30,12 +28,7 @@ CPU = torch.device("cpu")
 def save(model: torch.nn.Module, root: Path, step: int) -> Path:
     """A checkpoint as the trainer leaves it."""
     folder = folder_of(root, step)
-    folder.mkdir(parents=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"model": model.state_dict()}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    files = {path.name: record(path) for path in folder.iterdir()}
-    write_marker(folder, Manifest(files, {}, {}, "sha256:0"))
+    save_weights(model, folder, "sha256:0")
     return folder
 
 
@@ -59,10 +52,10 @@ def test_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     trained = build(variant("all delta"))
     whole = save(trained, tmp_path, 10)
     (save(trained, tmp_path, 20) / MARKER).unlink()
-    assert newest_checkpoint(tmp_path) == whole
+    assert choose_checkpoint(tmp_path) == whole
     next(whole.glob("*.distcp")).write_bytes(b"torn")
     with pytest.raises(Fatal, match="no finished checkpoint"):
-        newest_checkpoint(tmp_path)
+        choose_checkpoint(tmp_path)
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""Published names, shapes and files: the same logits on both sides."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shipway.compiler.emit.build import build as write_build
+from shipway.runtime.build_folder import import_model
+from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.generation.weights import load_model, save_weights
+from shipway.runtime.interchange.convert import published_tensors, take_weights
+from shipway.runtime.interchange.families import Unpublishable, config_of, family_of
+from shipway.runtime.interchange.files import CONFIG, INDEX, open_folder, write_folder
+from shipway.schemas.model import Model
+from tests.templates.generated import build, load, tokens_of, variant
+from tests.templates.test_build import plan_of
+
+
+def deepseek_v3(**changes) -> Model:
+    return variant(
+        "rotary latent",
+        **{
+            "norm_eps": 1e-6,
+            "attention__mix": {"pattern": ["latent"]},
+            "attention__latent__output_gate": "none",
+            "multi_token_prediction": None,
+            **changes,
+        },
+    )
+
+
+def kimi_linear(**changes) -> Model:
+    return variant(
+        "older delta",
+        **{
+            "attention__delta__value_heads": None,
+            "attention__delta__value_width": 16,
+            "attention__delta__decay_rank": 16,
+            "attention__delta__output_gate_bias": False,
+            "attention__latent__output_gate": "none",
+            "attention__latent__norm_eps": 1e-6,
+            "residual": {"kind": "plain"},
+            "feed_forward__experts__latent_width": None,
+            "feed_forward__activation": {"kind": "swiglu"},
+            **changes,
+        },
+    )
+
+
+def kimi_k3(**changes) -> Model:
+    return variant(
+        "hybrid", **{"attention__delta__decay_rank": 16, "attention__latent__norm_eps": 1e-6, **changes}
+    )
+
+
+FAMILIES = {"deepseek_v3": deepseek_v3, "kimi_linear": kimi_linear, "kimi_k3": kimi_k3}
+
+
+def trained(model: Model) -> torch.nn.Module:
+    """A model whose balancing bias, too, is not zero."""
+    built = build(model).eval()
+    generator = torch.Generator().manual_seed(9)
+    for name, buffer in built.named_buffers():
+        if name.endswith("balance_bias"):
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+    return built
+
+
+def export(built: torch.nn.Module, model: Model, folder: Path, **options) -> Path:
+    write_folder(folder, config_of(model), published_tensors(built.state_dict(), model), **options)
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_then_import_gives_every_weight_back(family: str, tmp_path: Path) -> None:
+    model = FAMILIES[family]()
+    assert family_of(model) == family
+    built = trained(model)
+    published = open_folder(export(built, model, tmp_path, shard_bytes=20_000))
+    assert (tmp_path / INDEX).exists()
+    again = load(model).Model()
+    take_weights(again, model, published)
+    for name, tensor in built.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("query_rank", [24, None])
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_linear"])
+def test_transformers_reads_what_we_export(family: str, query_rank: int | None, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = FAMILIES[family](attention__latent__query_rank=query_rank)
+    built = trained(model)
+    export(built, model, tmp_path)
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokens = tokens_of(model, 2, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(tokens).logits, built(tokens), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_linear"])
+def test_we_read_what_transformers_saves(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = FAMILIES[family]()
+    (tmp_path / CONFIG).write_text(json.dumps(config_of(model)))
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(tmp_path), attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(0, 0.2)
+    theirs.save_pretrained(tmp_path)
+    built = load(model).Model().eval()
+    take_weights(built, model, open_folder(tmp_path))
+    tokens = tokens_of(model, 2, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(built(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_k3_tensors_have_their_published_names(tmp_path: Path) -> None:
+    model = kimi_k3()
+    tensors = dict(published_tensors(build(model).state_dict(), model))
+    attention = r"self_attn\.({})\.weight"
+    shared = "o_proj|g_proj"
+    delta = attention.format(f"[qkv]_proj|[qkv]_conv1d|f_[ab]_proj|b_proj|o_norm|{shared}")
+    latent = attention.format(f"q_[ab]_proj|kv_a_proj_with_mqa|kv_b_proj|(q|kv)_a_layernorm|{shared}")
+    layer = "|".join(
+        (
+            r"input_layernorm\.weight|post_attention_layernorm\.weight",
+            r"(self_attention|mlp)_res_(norm|proj)\.weight",
+            rf"{delta}|self_attn\.(A_log|dt_bias)|{latent}",
+            r"mlp\.(gate|up|down)_proj\.weight",
+            r"block_sparse_moe\.gate\.(weight|e_score_correction_bias)",
+            r"block_sparse_moe\.routed_expert_(down_proj|norm|up_proj)\.weight",
+            r"block_sparse_moe\.shared_experts\.(gate|up|down)_proj\.weight",
+            r"block_sparse_moe\.experts\.\d+\.w[123]\.weight",
+        )
+    )
+    whole = r"embed_tokens\.weight|norm\.weight|output_attn_res_(norm|proj)\.weight"
+    published = re.compile(rf"language_model\.(lm_head\.weight|model\.({whole}|layers\.\d+\.({layer})))")
+    assert [name for name in tensors if not published.fullmatch(name)] == []
+    a_log = tensors["language_model.model.layers.0.self_attn.A_log"]
+    assert a_log.shape == (128,)
+    assert not a_log[2:].any()
+    assert config_of(model)["text_config"]["linear_attn_config"]["full_attn_layers"] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (variant("grouped"), "no latent attention"),
+        (kimi_k3(residual={"kind": "full"}), "no block attention residuals"),
+        (
+            deepseek_v3(norm_eps=1e-5, attention__latent__norm_eps=None),
+            "latent norms have an epsilon of 1e-05",
+        ),
+        (deepseek_v3(multi_token_prediction={"depth": 1}), "multi-token prediction"),
+        (
+            deepseek_v3(feed_forward__mix={"pattern": ["experts", "dense"], "tail": ["experts"]}),
+            "dense layers",
+        ),
+    ],
+)
+def test_a_model_without_a_published_counterpart_is_told_why(model: Model, reason: str) -> None:
+    with pytest.raises(Unpublishable, match=reason):
+        family_of(model)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    model = kimi_linear()
+    published = open_folder(export(build(model), model, tmp_path))
+    other = kimi_linear(feed_forward__experts__active=3)
+    with pytest.raises(Fatal, match="num_experts_per_token is 2, the blueprint has 3"):
+        take_weights(load(other).Model(), other, published)
+
+
+def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
+    model = kimi_linear()
+    tensors = dict(published_tensors(build(model).state_dict(), model))
+    tensors["model.extra.weight"] = tensors.pop("lm_head.weight")
+    write_folder(tmp_path, config_of(model), tensors.items())
+    with pytest.raises(Fatal, match=r"missing: lm_head\.weight\n.*left over: model\.extra\.weight"):
+        take_weights(load(model).Model(), model, open_folder(tmp_path))
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Fatal, match="no folder of published weights"):
+        open_folder(tmp_path)
+
+
+def test_commands_export_a_checkpoint_and_import_it_again(tmp_path: Path) -> None:
+    plan = plan_of(
+        "tiny",
+        "model.attention.latent.norm_eps=1e-6",
+        "model.attention.delta.decay_rank=${model.attention.delta.key_width}",
+    )
+    write_build(plan, tmp_path / "build")
+    model = import_model(tmp_path / "build").Model()
+    model.init_weights(torch.Generator().manual_seed(0))
+    save_weights(model, tmp_path / "saved", plan.hash)
+    for arguments in (
+        ["export", "build", "--checkpoint", "saved", "--out", "published", "--dtype", "fp32"],
+        ["import", "build", "published", "--out", "imported"],
+    ):
+        command = [sys.executable, "-c", "from shipway.compiler.cli import main; main()", *arguments]
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+    module = import_model(tmp_path / "build")
+    again = load_model(module, tmp_path / "imported", torch.device("cpu"), torch.float32)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
