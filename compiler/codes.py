@@ -323,7 +323,7 @@ _CODES = (
     Code("LA032", "A plan too large for a ConfigMap", "A ConfigMap takes a million bytes."),
     Code("LA033", "No image", "Build and push container/Dockerfile of the build folder; then name its tag."),
     Code("LA034", "An image that is not pinned", "Name a tag other than latest, or a digest."),
-    Code("LA040", "Too few hosts", "The ssh target takes one host for each node of the largest stage."),
+    Code("LA040", "No ssh", "The hosts are reached with an OpenSSH client."),
     Code("LA050", "No keys for the cloud", "They are read from the environment and never written anywhere."),
     Code("LA051", "AIHC cannot chain stages", "An AIHC job has one size; pin layouts of equal size."),
     Code("LA060", "No such run", "`shipway list` shows the runs in a folder."),

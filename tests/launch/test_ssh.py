@@ -117,13 +117,6 @@ def test_two_hosts_train_are_stopped_and_go_on(sshd: Server, tmp_path: Path) -> 
     assert "[localhost] " in done.stdout
 
 
-def test_too_few_hosts_are_told_before_anything_runs(tmp_path: Path) -> None:
-    case = ("cluster.nodes=4", *TWO_NODES[1:], "cluster.target.kind=ssh", "+cluster.target.hosts=[one, two]")
-    (found,) = Ssh().check(jobs_of("tiny", *case), tmp_path)
-    assert found.code == "LA040"
-    assert "needs 4 hosts, 2 are listed" in found.summary
-
-
 def test_the_script_has_the_hosts_and_nothing_secret(sshd: Server, tmp_path: Path) -> None:
     files = Ssh().render(jobs_of("tiny", *overrides(sshd, tmp_path)))
     assert "hosts=(127.0.0.1 localhost)" in files["ssh/run.sh"]
