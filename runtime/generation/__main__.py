@@ -22,7 +22,7 @@ from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.tokenizers import make_tokenizer
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.generation.text import Completion, Sampling, complete
-from shipway.runtime.generation.weights import load_model, newest_checkpoint
+from shipway.runtime.generation.weights import choose_checkpoint, load_model
 
 ENVIRONMENT = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -62,8 +62,7 @@ def _generate(options: argparse.Namespace) -> None:
     plan = read_plan(options.build)
     training = plan.blueprint.training
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    finished = (options.checkpoint / "complete.json").exists()
-    checkpoint = options.checkpoint if finished else newest_checkpoint(options.checkpoint)
+    checkpoint = choose_checkpoint(options.checkpoint)
     # bf16 products on a CPU are slow and win nothing
     dtype = DTYPES[training.precision.compute] if device.type == "cuda" else torch.float32
     model = load_model(import_model(options.build), checkpoint, device, dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -11,16 +13,26 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from shipway.runtime.checkpoint_folder import Manifest, check_files, checkpoint_folders, read_marker
+from shipway.runtime.checkpoint_folder import (
+    MARKER,
+    Manifest,
+    check_files,
+    checkpoint_folders,
+    read_marker,
+    record,
+    write_marker,
+)
 from shipway.runtime.exit_codes import Fatal
 
 
-def newest_checkpoint(root: Path) -> Path:
-    """The newest whole checkpoint below `root`; raises Fatal when there is none."""
-    for folder in checkpoint_folders(root):
-        if broken(folder) is None:
-            return folder
-    raise Fatal(f"{root} has no finished checkpoint: train first, or wait for the first save")
+def choose_checkpoint(folder: Path) -> Path:
+    """`folder` if it is a checkpoint, else the newest whole one in it; raises Fatal when there is none."""
+    if (folder / MARKER).exists():
+        return folder
+    for candidate in checkpoint_folders(folder):
+        if broken(candidate) is None:
+            return candidate
+    raise Fatal(f"{folder} has no finished checkpoint: train first, or wait for the first save")
 
 
 def broken(folder: Path) -> str | None:
@@ -29,14 +41,8 @@ def broken(folder: Path) -> str | None:
     return check_files(folder, found, found.files) if isinstance(found, Manifest) else found.reason
 
 
-def load_model(module: ModuleType, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The generated model in evaluation mode, its weights in `dtype` but for those it keeps in fp32.
-
-    Raises Fatal when the checkpoint is torn or of another model.
-    """
-    reason = broken(checkpoint)
-    if reason is not None:
-        raise Fatal(f"{checkpoint} cannot be read: {reason}")
+def empty_model(module: ModuleType, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The generated model in evaluation mode, not yet filled, in `dtype` but for what it keeps in fp32."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -47,12 +53,38 @@ def load_model(module: ModuleType, checkpoint: Path, device: torch.device, dtype
     model.to_empty(device=device)
     for buffer in model.buffers():
         buffer.zero_()  # counters are in no checkpoint
+    return model.eval()
+
+
+def load_model(module: ModuleType, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The generated model with a checkpoint's weights; raises Fatal when it is torn or of another model."""
+    reason = broken(checkpoint)
+    if reason is not None:
+        raise Fatal(f"{checkpoint} cannot be read: {reason}")
+    model = empty_model(module, device, dtype)
+    state = {"model": model.state_dict()}
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so we ask
-            state = {"model": model.state_dict()}
+        with _alone():
             dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
     except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
         lines = str(error).strip().splitlines()
         raise Fatal(f"{checkpoint} does not fit this model: {lines[-1] if lines else error}") from error
-    return model.eval()
+    return model
+
+
+def save_weights(model: nn.Module, folder: Path, plan_hash: str) -> None:
+    """Write a checkpoint of the model's weights alone, as one process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone():
+        state = {"model": model.state_dict()}
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    files = {path.name: record(path) for path in folder.iterdir() if path.name != MARKER}
+    write_marker(folder, Manifest(files, progress={}, layout={}, plan_hash=plan_hash))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's warning that there is no process group: none is wanted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

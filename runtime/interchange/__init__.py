@@ -1,0 +1,1 @@
+"""Weights to and from the names, shapes and files that published models use."""
