@@ -85,16 +85,23 @@ class Part:
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         """Tensors kept for backward, names prefixed by their operator's path."""
         policy = recompute if self.states else "none"
-        kept = tuple(
+        own = tuple(
             Saved(f"{placed.path}: {tensor.name}" if placed.path else tensor.name, tensor.bytes)
             for placed in self.operators
             for tensor in placed.operator.saved(shard, policy)
         )
-        if policy == "none":
-            return kept
-        size = shard.local_tokens * self.width * shard.element_bytes
-        states = self.states - (self.product_states if policy == "selective" else 0)
-        return (Saved("input", states * size), *kept)
+        size = self.kept_states(policy) * shard.local_tokens * self.width * shard.element_bytes
+        return own if policy == "none" else (Saved("input", size), *own)
+
+    def kept_states(self, recompute: Recompute) -> int:
+        """Hidden states that the part keeps beside what its operators keep, to start from in backward."""
+        match recompute:
+            case "none":
+                return 0
+            case "selective":
+                return self.states - self.product_states
+            case "full":
+                return self.states
 
     def saved_bytes(self, shard: Shard, recompute: Recompute) -> Number:
         """Sum of `saved`."""

@@ -6,6 +6,7 @@ import pytest
 
 from shipway.compiler.compose import compose
 from shipway.compiler.lower import lower
+from shipway.compiler.operators.base import Shard, flops
 from shipway.compiler.parameters import count
 from shipway.schemas.model import Model
 
@@ -83,3 +84,17 @@ def test_the_93_layers_of_k3_are_few_kinds() -> None:
     kinds = lowered.layer_kinds()
     assert sum(number for _, number in kinds) == len(lowered.layers) == 93
     assert len(kinds) <= 25  # attention x feed-forward x sources read
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "published_gigaflops"),
+    # TFLOP/s over tokens/s of the same run, so whatever the hardware: NeMo AutoModel, torchtitan on H100.
+    [("qwen3_30b_a3b", 4096, 23.0), ("kimi_k2", 4096, 204.5), ("llama31_405b", 8192, 2521.0)],
+)
+def test_model_flops_per_token_are_the_published_ones(
+    name: str, context: int, published_gigaflops: float
+) -> None:
+    shard = Shard(1, context)
+    work = [flops(part.kernels(shard)) for _, part in lower(published(name)).placed_parts()]
+    per_token = sum(part.forward + part.backward for part in work) / context
+    assert per_token / 1e9 == pytest.approx(published_gigaflops, rel=0.01)
