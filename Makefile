@@ -39,6 +39,7 @@ demo: $(STAMP)  ## Plan, build and train the tiny blueprint on this machine
 	$(BIN)/shipway plan tiny
 	$(BIN)/shipway build tiny
 	$(BIN)/shipway launch build/tiny
+	$(BIN)/shipway status
 
 test: lint  ## Lint, types, layering contracts, and all tests, two at a time
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -12,6 +12,9 @@ from pydantic import ValidationError
 from shipway.compiler.launch.target import Run
 from shipway.schemas.run import ATTEMPTS_FILE, HALT_FILE, RECORD_FILE, Attempt, Job, RunRecord
 
+CHECKPOINT_MARKER = "complete.json"
+"""File that the runtime writes last into a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -84,6 +87,12 @@ def run_status(folder: Path) -> dict[str, object]:
     except (FileNotFoundError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose completion marker is there; None before the first."""
+    finished = sorted((folder / "checkpoints").glob(f"step-*/{CHECKPOINT_MARKER}"))
+    return finished[-1].parent if finished else None
 
 
 def is_done(folder: Path, stages: tuple[str, ...]) -> bool:

@@ -35,6 +35,8 @@ class RunStatus:
     jobs: tuple[JobState, ...]
     attempts: tuple[Attempt, ...]
     progress: record.Progress | None
+    checkpoint: Path | None
+    """Newest finished checkpoint."""
 
 
 def find(runs: Path, name: str | None) -> Found | None:
@@ -63,7 +65,7 @@ def status(found: Found) -> RunStatus:
     attempts = tuple(record.read_attempts(folder))
     progress = record.read_progress(folder)
     state, detail = _overall(folder, jobs, attempts)
-    return RunStatus(state, detail, tuple(jobs), attempts, progress)
+    return RunStatus(state, detail, tuple(jobs), attempts, progress, record.newest_checkpoint(folder))
 
 
 def _overall(folder: Path, jobs: list[JobState], attempts: tuple[Attempt, ...]) -> tuple[State, str]:

@@ -34,6 +34,10 @@ def runs(tmp_path: Path) -> Path:
     (new / "status.json").write_text(json.dumps({"state": "stopped", "step": 3}))
     steps = [{"stage": "short", "step": step, "loss": 5.0 - step} for step in (1, 2, 3)]
     (new / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps) + '{"stage": "sh')
+    for step, name in ((2, "complete.json"), (3, "half.distcp")):
+        checkpoint = new / "checkpoints" / f"step-{step:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / name).touch()
     logs = new / "attempts" / "1" / "logs" / "x" / "attempt_0"
     for rank in (0, 1):
         (logs / str(rank)).mkdir(parents=True)
@@ -48,6 +52,7 @@ def test_status_is_of_the_newest_run_unless_one_is_named(
     told = json.loads(capsys.readouterr().out)
     assert (told["run"], told["state"]) == ("new", "stopped")
     assert told["progress"] == {"stage": "short", "step": 3, "loss": 2.0}
+    assert Path(told["checkpoint"]).name == "step-00000002"
     assert [attempt["reason"] for attempt in told["attempts"]] == ["stopped"]
     assert shipway(["status", "old", "--runs", str(runs), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "old"

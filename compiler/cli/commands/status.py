@@ -38,6 +38,7 @@ def command(
             "detail": state.detail,
             "jobs": jobs,
             "attempts": [attempt.model_dump() for attempt in state.attempts],
+            "checkpoint": str(state.checkpoint) if state.checkpoint else None,
             "progress": asdict(state.progress) if state.progress else None,
         }
     )
@@ -48,7 +49,14 @@ def command(
         output.show(f"{where}, loss {state.progress.loss:.4f}")
     if state.jobs or state.attempts:
         output.show(_table(state))
-    output.show(f"[dim]{found.run.folder}[/]")
+    for name, path in files_of(found.run.folder, state.checkpoint):
+        output.show(f"{name:<10}  {path}")
+
+
+def files_of(folder: Path, checkpoint: Path | None) -> list[tuple[str, Path]]:
+    """What of a run a person would open, where it exists."""
+    named = [("run", folder), ("checkpoint", checkpoint), ("report", folder / "report.html")]
+    return [(name, path) for name, path in named if path is not None and path.exists()]
 
 
 def _table(state: RunStatus) -> Table:
