@@ -214,12 +214,13 @@ def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine:
     compute, transfer = rows(each.compute), rows(each.transfer)
     recompute, saved = policies(each.recompute), policies(each.saved)
     full = RECOMPUTE.index("full")
-    # A part keeps its own input when all of it is recomputed, and repeats its forward collectives.
+    # A recomputed part keeps its own input; one that is recomputed whole repeats its forward collectives.
     hidden = np.broadcast_to(
         np.asarray(shard.local_tokens * work.width * shard.element_bytes, dtype=float), each.scratch.shape[1:]
     )
-    states = np.array([sum(part.states for part in row.parts) for row in work.rows])[:, None]
-    saved[full] += np.where(recomputable, states, 0) * hidden
+    for policy, name in enumerate(RECOMPUTE):
+        states = np.array([sum(part.kept_states(name) for part in row.parts) for row in work.rows])
+        saved[policy] += states[:, None] * hidden
     forward = compute[0].sum(axis=0) + transfer[0].sum(axis=0)
     backward = compute[1].sum(axis=0) + transfer[1].sum(axis=0) + recompute
     backward[full] += np.where(recomputable, transfer[0].sum(axis=0), 0.0)

@@ -144,9 +144,11 @@ def divisors(number: int) -> tuple[int, ...]:
     return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
-def degrees(pinned: int | None, free: Iterable[int]) -> list[int]:
-    """The pinned degree alone, or the free ones."""
-    return [pinned] if pinned is not None else list(free)
+def degrees(
+    pinned: int | None, free: Iterable[int], allowed: Callable[[int], bool] = lambda degree: True
+) -> list[int]:
+    """The pinned degree alone, where it is allowed, or the free ones."""
+    return list(free) if pinned is None else [pinned] if allowed(pinned) else []
 
 
 def limit_allows(limits: Sequence[Limit], axis: str, degree: int) -> bool:
@@ -154,24 +156,14 @@ def limit_allows(limits: Sequence[Limit], axis: str, degree: int) -> bool:
     return all(limit.value % degree == 0 for limit in limits if limit.axis == axis)
 
 
-def legal_tensor(space: Space) -> list[int]:
-    """Tensor-parallel degrees that divide all that they must."""
-    return [
-        degree
-        for degree in divisors(space.domain)
-        if space.devices % degree == 0
-        and limit_allows(space.limits, "tp", degree)
-        and space.context % degree == 0
-    ]
+def tensor_allowed(space: Space, degree: int) -> bool:
+    """Whether a tensor-parallel degree divides all that it must."""
+    return limit_allows(space.limits, "tp", degree) and space.context % degree == 0
 
 
-def legal_context(space: Space) -> list[int]:
-    """Context-parallel degrees that leave whole, balanced slices (2 x cp slices for causal attention)."""
-    return [
-        degree
-        for degree in divisors(space.devices)
-        if degree == 1 or (space.context % (2 * degree) == 0 and context_slices(space.context, degree))
-    ]
+def context_allowed(space: Space, degree: int) -> bool:
+    """Whether a context-parallel degree leaves whole slices, 2 x cp of them for causal attention."""
+    return degree == 1 or (space.context % (2 * degree) == 0 and context_slices(space.context, degree))
 
 
 def context_slices(context: int, degree: int) -> bool:
@@ -179,11 +171,27 @@ def context_slices(context: int, degree: int) -> bool:
     return context // degree % CONTEXT_MULTIPLE == 0
 
 
+def pipeline_allowed(space: Space, degree: int) -> bool:
+    """Whether every pipeline rank has a layer, and no tied embedding would stand on two of them."""
+    return degree == 1 or (degree <= space.layers and not space.tied)
+
+
+def legal_tensor(space: Space) -> list[int]:
+    """Tensor-parallel degrees: inside the scale-up domain unless pinned."""
+    free = [d for d in divisors(space.domain) if space.devices % d == 0 and tensor_allowed(space, d)]
+    return degrees(space.constraints.tensor_parallel, free, lambda d: tensor_allowed(space, d))
+
+
+def legal_context(space: Space) -> list[int]:
+    """Context-parallel degrees."""
+    free = [d for d in divisors(space.devices) if context_allowed(space, d)]
+    return degrees(space.constraints.context_parallel, free, lambda d: context_allowed(space, d))
+
+
 def legal_pipeline(space: Space) -> list[int]:
-    """Pipeline degrees that leave every rank a layer."""
-    if space.tied:
-        return [1]
-    return [degree for degree in divisors(space.devices) if degree <= space.layers]
+    """Pipeline degrees."""
+    free = [d for d in divisors(space.devices) if pipeline_allowed(space, d)]
+    return degrees(space.constraints.pipeline_parallel, free, lambda d: pipeline_allowed(space, d))
 
 
 Keep = Callable[[Candidates], npt.NDArray[np.bool_]]
@@ -270,10 +278,10 @@ def count_layouts(space: Space) -> int:
 
 def expert_degrees(space: Space) -> list[int]:
     """Expert-parallel degrees that divide the experts."""
-    legal = (
-        [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)] if space.experts else []
-    )
-    return degrees(space.constraints.expert_parallel, legal or [1])
+    if not space.experts:
+        return degrees(space.constraints.expert_parallel, [1], lambda degree: degree == 1)
+    legal = [d for d in divisors(space.experts) if limit_allows(space.limits, "ep", d)]
+    return degrees(space.constraints.expert_parallel, legal, lambda degree: degree in legal)
 
 
 def _partial(table: IntArray) -> Candidates:
@@ -301,11 +309,11 @@ def _meshes(space: Space, widest: bool = False) -> IntArray:
     pins = space.constraints
     batch_divisors = divisors(space.sequences)
     rows = []
-    for tp in degrees(pins.tensor_parallel, legal_tensor(space)):
-        for cp in degrees(pins.context_parallel, legal_context(space)):
+    for tp in legal_tensor(space):
+        for cp in legal_context(space):
             if space.context % (cp * tp) or tp * cp > space.devices:
                 continue
-            for pp in degrees(pins.pipeline_parallel, legal_pipeline(space)):
+            for pp in legal_pipeline(space):
                 room = space.devices // (pp * cp * tp)
                 for data in batch_divisors:
                     if data > room:
@@ -329,22 +337,21 @@ def _splits(pins: LayoutConstraints, pp: int, data: int, cp: int, tp: int) -> li
     return [(pp, data // s, s, cp, tp) for s in shards if pinned is None or data // s == pinned]
 
 
-def _cross(table: IntArray, options: Sequence[tuple[int, ...]]) -> IntArray:
-    """Every row of `table` with every option."""
-    width = len(options[0]) if options else 0
+def _cross(table: IntArray, options: Sequence[tuple[int, ...]], width: int) -> IntArray:
+    """Every row of `table` with every option, a tuple of `width` numbers."""
     right = np.array(options, dtype=np.int64).reshape(-1, width)
     return np.hstack([np.repeat(table, len(right), axis=0), np.tile(right, (len(table), 1))])
 
 
 def _with_experts(space: Space, table: IntArray) -> IntArray:
-    table = _cross(table, [(degree,) for degree in expert_degrees(space)])
+    table = _cross(table, [(degree,) for degree in expert_degrees(space)], 1)
     region = table[:, 2] * table[:, 3] * table[:, 4]
     return table[region % table[:, 5] == 0]
 
 
 def _with_micro_batches(space: Space, table: IntArray) -> IntArray:
     pinned = space.constraints.micro_batch
-    table = _cross(table, [(size,) for size in degrees(pinned, divisors(space.sequences))])
+    table = _cross(table, [(size,) for size in degrees(pinned, divisors(space.sequences))], 1)
     data = table[:, 1] * table[:, 2]
     per_rank = space.sequences // data
     table, per_rank = table[per_rank % table[:, 6] == 0], per_rank[per_rank % table[:, 6] == 0]
@@ -360,7 +367,7 @@ def _with_schedules(space: Space, table: IntArray) -> IntArray:
     options = []
     for virtual in degrees(pins.virtual_stages, range(1, deepest + 1)):
         options += [(virtual, 0), (virtual, 1)] if virtual == 1 else [(virtual, 2)]
-    table = _cross(table, options)
+    table = _cross(table, options, 2)
     pp, count, virtual, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
     rounds = np.maximum(count // pp, 1)
     keep = ((pp == 1) == (schedule == 0)) & (pp * virtual <= space.layers)
@@ -379,7 +386,7 @@ def _with_policies(space: Space, table: IntArray, *, widest: bool = False) -> In
     zeros = degrees(pins.zero, sorted(levels))
     policies = [pins.recompute] if pins.recompute is not None else list(can.recompute)
     options = [(zero, RECOMPUTE.index(policy)) for zero in zeros for policy in policies]
-    table = _cross(table, options)
+    table = _cross(table, options, 2)
     piped, zero = table[:, 0] > 1, table[:, 10]
     allowed = np.where(piped, np.isin(zero, can.zero_with_pipeline), np.isin(zero, can.zero))
     if widest and pins.zero is None:

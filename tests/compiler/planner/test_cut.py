@@ -1,7 +1,7 @@
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipway.compiler.cut import cut
@@ -19,6 +19,7 @@ def best_by_force(costs: list[int], chunks: int) -> int:
 layers = st.lists(st.integers(1, 60), min_size=1, max_size=9)
 
 
+@settings(deadline=None)
 @given(costs=layers, data=st.data())
 def test_a_cut_is_as_even_as_any(costs: list[int], data: st.DataObject) -> None:
     chunks = data.draw(st.integers(1, len(costs)))
@@ -29,6 +30,7 @@ def test_a_cut_is_as_even_as_any(costs: list[int], data: st.DataObject) -> None:
     assert slowest(costs, bounds) == best_by_force(costs, chunks)
 
 
+@settings(deadline=None)
 @given(costs=layers, others=layers, data=st.data())
 def test_a_guess_never_changes_the_cut(costs: list[int], others: list[int], data: st.DataObject) -> None:
     others = (others * len(costs))[: len(costs)]

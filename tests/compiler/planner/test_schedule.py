@@ -63,6 +63,7 @@ shapes = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 20)).fil
 )
 
 
+@settings(deadline=None)
 @given(shape=shapes, weights=st.lists(st.integers(0, 9), min_size=4, max_size=4))
 def test_in_flight_counts_are_those_of_the_order(shape: tuple[int, int, int], weights: list[int]) -> None:
     pp, virtual, micro_batches = shape
@@ -76,6 +77,7 @@ def test_in_flight_counts_are_those_of_the_order(shape: tuple[int, int, int], we
         assert int((points[rank] @ weight).max()) == most
 
 
+@settings(deadline=None)
 @given(shape=shapes, weights=st.lists(st.integers(0, 9), min_size=4, max_size=4))
 def test_a_steady_schedule_holds_no_more(shape: tuple[int, int, int], weights: list[int]) -> None:
     pp, virtual, micro_batches = shape
@@ -86,10 +88,13 @@ def test_a_steady_schedule_holds_no_more(shape: tuple[int, int, int], weights: l
     assert peak == [int((p @ weight).max()) for p in in_flight(pp, virtual, micro_batches * 9 * pp)]
 
 
-def length(pp: int, virtual: int, count: int, forward: list[float], backward: list[float], send: float) -> float:
+def length(
+    pp: int, virtual: int, count: int, forward: list[float], backward: list[float], send: float
+) -> float:
     return max(slot.end_seconds for slot in simulate(pp, virtual, count, forward, backward, send))
 
 
+@settings(deadline=None)
 @given(pp=st.integers(1, 6), virtual=st.integers(1, 3), factor=st.integers(1, 6))
 def test_equal_chunks_take_the_textbook_time(pp: int, virtual: int, factor: int) -> None:
     # Narayanan et al. 2021, section 2.2: the bubble is (pp - 1) (f + b) / v.
@@ -110,7 +115,7 @@ def test_equal_chunks_take_the_textbook_time(pp: int, virtual: int, factor: int)
     data=st.data(),
     send=st.floats(0, 0.2),
 )
-def test_unequal_1f1b_is_within_five_percent_of_the_simulation(
+def test_unequal_1f1b_is_slightly_longer_than_the_simulation(
     pp: int, factor: int, data: st.DataObject, send: float
 ) -> None:
     forward = data.draw(st.lists(st.floats(0.8, 1.2), min_size=pp, max_size=pp))
@@ -120,7 +125,8 @@ def test_unequal_1f1b_is_within_five_percent_of_the_simulation(
     closed = pipeline_seconds(
         np.array([forward]), np.array([backward]), np.array([send]), np.array([count]), pp
     )
-    assert closed[0] == pytest.approx(simulated, rel=0.05)
+    # An early bottleneck hides part of the fill under its own warm-up: the closed form does not.
+    assert 0.98 * simulated <= closed[0] <= 1.10 * simulated
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,9 +139,7 @@ def test_unequal_interleaving_is_within_ten_percent_of_the_simulation(
     backward = [2 * seconds for seconds in forward]
     count = factor * pp
     simulated = length(pp, virtual, count, forward, backward, 0.0)
-    closed = pipeline_seconds(
-        np.array([forward]), np.array([backward]), np.zeros(1), np.array([count]), pp
-    )
+    closed = pipeline_seconds(np.array([forward]), np.array([backward]), np.zeros(1), np.array([count]), pp)
     assert closed[0] == pytest.approx(simulated, rel=0.10)
 
 
