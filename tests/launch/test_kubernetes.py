@@ -149,6 +149,18 @@ def test_an_aihc_pod_reads_rank_and_world_size_as_nodes(tmp_path: Path) -> None:
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(seen)
 
 
+def test_a_fatal_code_keeps_containers_from_starting_again(tmp_path: Path) -> None:
+    seen_by_node_script(launch_files(planned(*ALL["jobset"]))["launch/start.sh"], {}, tmp_path)
+    (tmp_path / "launch" / "node.sh").write_text('[ "$1" = preflight ] || exit 77\n')
+    fixed = {"PATH": "/usr/bin:/bin", "SHIPWAY_BUILD": str(tmp_path), "SHIPWAY_RUN": str(tmp_path / "run")}
+    fixed["SHIPWAY_PYTHON"] = str(tmp_path / "python")
+    start = ["bash", str(tmp_path / "start.sh"), "long"]
+    assert subprocess.run(start, env=fixed, check=False).returncode == 77
+    assert (tmp_path / "run" / "halt").read_text() == "77\n"
+    (tmp_path / "launch" / "node.sh").write_text("exit 0\n")
+    assert subprocess.run(start, env=fixed, check=False).returncode == 77
+
+
 def test_disruptions_restart_uncounted_and_fatal_codes_fail_the_set() -> None:
     policy = parsed(*ALL["jobset"])["spec"]["failurePolicy"]
     assert [rule["action"] for rule in policy["rules"]] == ["RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"]
