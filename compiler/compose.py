@@ -287,7 +287,7 @@ class _Composition:
             here: KeyPath = (*path, key)
             if OmegaConf.is_interpolation(node, key):
                 raw = OmegaConf.to_container(node, resolve=False)
-                self.provenance.refer(here, str(raw[key]))  # type: ignore[index, call-overload]
+                self.provenance.refer(here, str(raw[key]))  # type: ignore[index]
             elif OmegaConf.is_missing(node, key):
                 self._report(
                     "BP022",
@@ -384,6 +384,6 @@ def _all_keys(node: Any, prefix: str = "") -> Any:
     raw = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
     items = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
     for key, value in items:
-        name = f"{prefix}{key}"
+        name = prefix + str(key)
         yield name
-        yield from _all_keys(value, f"{name}.")
+        yield from _all_keys(value, name + ".")

@@ -6,6 +6,7 @@ Hydra's own errors name neither file nor line, and a cycle ends in a RecursionEr
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class DefaultsWalk:
     """Every file that a blueprint reaches, and what is wrong on the way."""
 
     search: SearchPath
-    chosen: dict[str, tuple[str, ...]]
+    chosen: Mapping[str, tuple[str, ...]]
     """Group choices that overrides make, which replace those in the files."""
     documents: dict[Path, Document] = field(default_factory=dict)
     groups: set[str] = field(default_factory=set)

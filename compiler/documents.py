@@ -192,8 +192,8 @@ class _Builder:
             self._report("BP002", "an alias refers to the mapping or list that it stands in", node)
             return None
         container = not isinstance(node, yaml.ScalarNode)
+        empty = isinstance(node, yaml.ScalarNode) and node.value == "" and not node.style
         # Through an alias the node keeps the anchor's place, which is where the value is written.
-        empty = not container and node.value == "" and not node.style
         place = _start(key) if key and empty else _start(node)
         self.marks[path] = Mark(_start(key) if key else None, place, container)
         self.open_nodes.append(id(node))
@@ -202,6 +202,7 @@ class _Builder:
                 return self._mapping(node, path)
             if isinstance(node, yaml.SequenceNode):
                 return [self.build(item, (*path, i), None) for i, item in enumerate(node.value)]
+            assert isinstance(node, yaml.ScalarNode)
             return self._scalar(node, path)
         finally:
             self.open_nodes.pop()

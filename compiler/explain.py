@@ -52,7 +52,9 @@ def find(asked: str) -> list[Code | Term | FieldWords]:
     entries = [entry for entry in _fields() if _plain(entry.path) == path]
     if not entries and term is None:
         entries = [entry for entry in _fields() if _plain(entry.path).endswith("." + path)]
-    return ([term] if term else []) + [_words(entry) for entry in dict.fromkeys(entries)]
+    found: list[Code | Term | FieldWords] = [term] if term else []
+    found.extend(_words(entry) for entry in dict.fromkeys(entries))
+    return found
 
 
 def _words(entry: FieldEntry) -> FieldWords:

@@ -92,7 +92,7 @@ def _escaped(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_escaped_entries(value: dict[str, Any]) -> dict[str, Any]:
-    entries = {
+    entries: dict[str, Any] = {
         k: _escaped(value[k]) for k in ("items", "additionalProperties") if isinstance(value.get(k), dict)
     }
     if "prefixItems" in value:

@@ -197,12 +197,13 @@ def _may_fit(problem: Problem) -> Keep:
     return keep
 
 
-def _least_demanding(problem: Problem) -> Candidates:
-    """When no layout can fit: those whose bound is lowest."""
+def _least_demanding(problem: Problem) -> Keep:
+    """Keeps the few meshes whose bound is lowest: the nearest misses, when no layout can fit."""
 
     def keep(partial: Candidates) -> npt.NDArray[np.bool_]:
         need = bounds.mesh_bytes(problem, partial)
         few = min(20, len(need) - 1)
-        return need <= np.partition(need, few)[few]
+        result: npt.NDArray[np.bool_] = need <= np.partition(need, few)[few]
+        return result
 
-    return enumerate_layouts(problem.space, keep)
+    return keep

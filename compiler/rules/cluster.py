@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from shipway.compiler.documents import KeyPath
 from shipway.compiler.rules.report import Report
 from shipway.schemas.cluster import AihcTarget, Cluster, KubernetesTarget, LocalTarget, SshTarget
 
 
 def check_cluster(cluster: Cluster, report: Report) -> None:
     """All rules of the cluster section."""
-    nodes = {("cluster", "nodes"): cluster.nodes}
+    nodes: dict[KeyPath, int] = {("cluster", "nodes"): cluster.nodes}
     if cluster.nodes > 1 and cluster.network is None:
         report.add(
             "BP400",
@@ -46,7 +47,7 @@ def _check_domain(cluster: Cluster, report: Report) -> None:
     if domain is None:
         return
     node = cluster.devices_per_node
-    devices = {("cluster", "devices_per_node"): node, ("cluster", "nodes"): cluster.nodes}
+    devices: dict[KeyPath, int] = {("cluster", "devices_per_node"): node, ("cluster", "nodes"): cluster.nodes}
     fits_in_node = domain <= node and node % domain == 0
     fits_over_nodes = domain % node == 0 and domain <= cluster.devices
     if not (fits_in_node or fits_over_nodes):

@@ -43,7 +43,7 @@ def command(
     ready = launching.dry_run(folder, runs, new=new) if dry_run else launching.prepare(folder, runs, new=new)
     if isinstance(ready, launching.Refusal):
         output.fail(ready.diagnostics, ready.code)
-    words = [
+    words: list[dict[str, object]] = [
         {
             "purpose": c.purpose,
             "command": list(c.arguments),
