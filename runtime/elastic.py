@@ -55,11 +55,14 @@ def report_deaths(failures: Mapping[int, ProcessFailure]) -> None:
 
 
 def combined_code(failures: Mapping[int, ProcessFailure]) -> int:
-    """One code for all ranks: fatal above all, then the others; anything unreserved (a crash) is retryable.
+    """One code for all ranks: fatal above all, then the others.
 
-    A rank that dies takes others down with it, so the gravest reserved code is the cause.
+    A rank that dies takes others down with it, so the gravest code is the cause. A signal (negative)
+    may not come again; what Python itself leaves with (an import that fails) will.
     """
     codes = {failure.exitcode for failure in failures.values()}
+    if any(code > 0 and code not in set(ExitCode) for code in codes):
+        return int(ExitCode.FATAL)
     for code in (ExitCode.FATAL, ExitCode.NO_PROGRESS, ExitCode.RETRYABLE):
         if code in codes:
             return int(code)

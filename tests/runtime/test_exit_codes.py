@@ -8,7 +8,7 @@ import torch
 from shipway.runtime.data.errors import DataError
 from shipway.runtime.elastic import combined_code
 from shipway.runtime.exit_codes import ExitCode, Fatal, Retryable
-from shipway.runtime.main import classify
+from shipway.runtime.failures import classify
 
 
 class Failure:
@@ -25,7 +25,7 @@ class Failure:
         ([76, 77], ExitCode.FATAL),
         ([76, -15], ExitCode.RETRYABLE),
         ([-9], ExitCode.RETRYABLE),
-        ([1], ExitCode.RETRYABLE),
+        ([1, -15], ExitCode.FATAL),
         ([75, -9], ExitCode.RETRYABLE),
         ([78, 76], ExitCode.NO_PROGRESS),
     ],
