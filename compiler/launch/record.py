@@ -97,8 +97,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def is_done(folder: Path, stages: tuple[str, ...]) -> bool:
     """Whether the whole programme is trained: the last stage has an attempt that finished it."""
-    if run_status(folder).get("state") == "done":
-        return True
     return any(a.stage == stages[-1] and a.reason == "done" for a in read_attempts(folder))
 
 

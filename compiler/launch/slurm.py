@@ -139,6 +139,7 @@ def stage_script(programme: Programme, stage: StageJob) -> str:
         regenerate=programme.regenerate,
         stage=stage,
         size=stage.describe(programme.on_gpus),
+        most_restarts=target.restarts + expected_restarts(programme),
         stages=len(programme.stages),
         next_slug=following[0] if following else "",
         job_name=f"{programme.slug}-{stage.slug}",
@@ -151,6 +152,12 @@ def stage_script(programme: Programme, stage: StageJob) -> str:
         save_seconds=programme.save_seconds,
         layers=environment.layers(programme),
     )
+
+
+def expected_restarts(programme: Programme) -> int:
+    """Times that the planned hours make jobs reach their time limit, over all stages."""
+    usable_seconds = max(1.0, _target(programme).time_limit - programme.save_seconds)
+    return sum(int(stage.hours * 3600 / usable_seconds) for stage in programme.stages)
 
 
 def slurm_time(seconds: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shipway.compiler.launch.files import launch_files
+from shipway.compiler.launch.slurm import expected_restarts
 from tests.launch.builds import jobs_of, planned
 from tests.launch.targets import ALL, SLURM, TWO_NODES
 
@@ -72,6 +73,13 @@ def test_the_warning_before_the_time_limit_is_as_long_as_a_save() -> None:
     bytes_per_parameter = 12  # a master copy and two moments in fp32
     written = planned(*ALL["slurm-gpu"]).parameters.total * bytes_per_parameter
     assert jobs.save_seconds > written / jobs.cluster.storage.write_bandwidth
+
+
+def test_a_stage_longer_than_the_time_limit_is_requeued_often_enough() -> None:
+    jobs = jobs_of(*ALL["slurm-gpu"], "+cluster.target.time_limit=30min")
+    hours = sum(stage.hours for stage in jobs.stages)
+    jobs_needed = hours * 3600 / (1800 - jobs.save_seconds)
+    assert jobs_needed - len(jobs.stages) <= expected_restarts(jobs) <= jobs_needed
 
 
 def test_no_node_falls_back_to_itself() -> None:
