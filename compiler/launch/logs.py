@@ -57,7 +57,9 @@ def follow_lines(folder: Path, *, attempt: int | None, rank: int | None) -> None
     """Print lines as they are written, in new attempts too, until the run has ended or Ctrl-C."""
     offsets: dict[Path, int] = {}
     while True:
-        ended = record.run_status(folder).get("state") not in ("running", None)
+        # Jobs of a scheduler follow one another: only the supervisor's own word ends a run here.
+        own_word = None if (folder / "logs").exists() else record.run_status(folder).get("state")
+        ended = own_word not in ("running", None)
         for file in log_files(folder, attempt=attempt, rank=rank):
             with file.path.open("rb") as stream:
                 stream.seek(offsets.get(file.path, 0))
