@@ -201,8 +201,9 @@ def test_a_stage_that_would_lose_the_auxiliary_loss_refuses() -> None:
         first(tokens_of(model, 1, 4))
 
 
-def test_recomputation_changes_nothing_and_counts_no_token_twice() -> None:
-    model = variant("hybrid")
+@pytest.mark.parametrize("name", ["hybrid", AUXILIARY])
+def test_recomputation_changes_nothing_and_counts_no_token_twice(name: str) -> None:
+    model = variant(name)
     tokens = tokens_of(model, 2, 20)
     plain, recomputing = build(model), build(model)
     for layer in recomputing.layers.values():

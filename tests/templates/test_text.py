@@ -64,6 +64,7 @@ def test_texts_are_formatted_and_lint_clean(folder: Path) -> None:
 def test_texts_type_check(folder: Path) -> None:
     # nn.Module's call gives Any, and some tensor methods of torch have no types
     options = ["--strict", "--no-warn-return-any", "--allow-untyped-calls", "--follow-imports=silent"]
+    options.append(f"--cache-dir={ROOT / '.mypy_cache' / 'generated'}")  # reading torch's types takes longest
     ran = subprocess.run(
         [sys.executable, "-m", "mypy", *options, *map(str, sorted(folder.glob("model_*.py")))],
         env={**os.environ, "MYPYPATH": str(folder / "typing")},
