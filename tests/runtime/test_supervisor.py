@@ -1,0 +1,112 @@
+"""The supervisor with real processes: torchrun, a worker that is killed, a run that is asked to stop.
+
+Slower than other files: nothing but whole starts (import of torch included) can show this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shipway.runtime.attempts import explain, next_number, record_deaths
+from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.metrics import read_metrics
+from shipway.runtime.run_folder import RunFolder
+from shipway.runtime.supervisor import Supervisor
+from shipway.schemas.layout import Layout
+from tests.runtime.small_plan import small_plan, write_build
+
+DEADLINE_SECONDS = 180
+
+
+def supervise(build: Path, run: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shipway.runtime.supervisor", str(build), "--run-dir", str(run)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def steps(run: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(run / "metrics.jsonl") if "event" not in line]
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    until = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < until:
+        if step in steps(run):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} did not come")
+
+
+def exit_codes(run: Path) -> list[int]:
+    return [json.loads(line)["exit_code"] for line in (run / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_killed_worker_is_replaced_and_a_request_to_stop_saves(tmp_path: Path) -> None:
+    layout = Layout(data_parallel_shard=2, micro_batch=2)
+    options = {"checkpoints": {"every_steps": 2}, "evaluation": {"every_steps": 1000, "sequences": 2}}
+    build = write_build(small_plan({"only": 300}, [layout], sequences=4, **options), tmp_path / "build")
+    run = tmp_path / "run"
+    supervisor = supervise(build, run)
+    try:
+        wait_for_step(run, 3)
+        os.kill(int((run / "attempts/1/rank1.pid").read_text()), signal.SIGKILL)
+        wait_for_step(run, 8)
+        supervisor.send_signal(signal.SIGINT)
+        output, _ = supervisor.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        supervisor.kill()
+    assert supervisor.returncode == ExitCode.PREEMPTED
+    assert exit_codes(run) == [ExitCode.RETRYABLE, ExitCode.PREEMPTED]
+    assert "rank 1 was killed by SIGKILL" in output
+    assert "Traceback" not in output
+    assert steps(run) == list(range(1, len(steps(run)) + 1)), "no step twice, none left out"
+    saved = json.loads(next((run / "checkpoints").glob(f"*{steps(run)[-1]:08d}/complete.json")).read_text())
+    assert saved["progress"]["position"]["step"] == steps(run)[-1]
+    assert json.loads((run / "status.json").read_text())["state"] == "preempted"
+    assert not list(run.glob("attempts/*/rank*.pid")), "no worker is left behind"
+
+
+def test_failure_that_would_repeat_is_not_repeated(tmp_path: Path) -> None:
+    build = write_build(small_plan({"only": 3}, [Layout(micro_batch=3)], sequences=4), tmp_path / "build")
+    (build / "model.py").write_text("import a_module_that_is_not_there\n")
+    supervisor = supervise(build, tmp_path / "run")
+    output, _ = supervisor.communicate(timeout=DEADLINE_SECONDS)
+    assert supervisor.returncode == ExitCode.FATAL
+    assert exit_codes(tmp_path / "run") == [ExitCode.FATAL]
+    assert "a_module_that_is_not_there" in output
+    assert "Traceback" not in output
+
+
+def test_reason_is_that_of_the_rank_with_the_gravest_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHIPWAY_ATTEMPT", "4")
+    run = RunFolder(tmp_path)
+    run.write_exit(0, ExitCode.RETRYABLE, "a peer is gone")
+    run.write_exit(1, ExitCode.FATAL, "the data has no such file")
+    assert "rank 1 on" in explain(run.attempt, ExitCode.FATAL)
+    assert explain(run.attempt, ExitCode.FATAL).endswith("the data has no such file")
+    record_deaths(run.attempt, {0: 76, 2: -9})
+    assert explain(run.attempt, ExitCode.RETRYABLE) == "rank 2 was killed by SIGKILL"
+    assert next_number(tmp_path) == 5
+
+
+def test_other_ranks_write_to_files_and_rank_0_to_the_terminal(tmp_path: Path) -> None:
+    plan = small_plan({"only": 1}, [Layout(data_parallel_shard=4, micro_batch=2)])
+    command = Supervisor(plan, tmp_path, RunFolder(tmp_path / "run")).command(tmp_path / "attempt")
+    assert command[command.index("--redirects") + 1] == "1:3,2:3,3:3"
+    assert command[command.index("--nproc-per-node") + 1] == "4"
