@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from shipway.schemas.base import Schema
+from shipway.schemas.measurement import Environment
 
 
 class Curve(Schema):
@@ -84,3 +85,5 @@ class Calibration(Schema):
     estimate: bool
     """Whether no measurement stands behind them."""
     efficiency: Efficiency
+    environment: Environment | None = None
+    """What the figures were measured on and with, when they were."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -17,6 +18,9 @@ from shipway.compiler.validate import validate
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.diagnostics import Diagnostic, Location
 from shipway.schemas.plan import Plan, content_hash
+
+if TYPE_CHECKING:
+    from shipway.schemas.calibration import Calibration
 
 CONFIG_DIR = "--config-dir="
 
@@ -43,17 +47,36 @@ def read_blueprint(
     return Read(blueprint, composed, (*composed.origin, *extra), diagnostics)
 
 
-def plan_blueprint(read: Read, output: Output) -> Plan:
-    """Plan, or leave with why nothing fits."""
+def plan_blueprint(read: Read, output: Output, calibration: Path | None = None) -> Plan:
+    """Plan, or leave with why nothing fits; `calibration` is a file of `shipway calibrate`."""
     from shipway.compiler.pipeline import make_plan
 
     path = read.composed.path
-    made = make_plan(read.blueprint, read.origin, folder=str(path.parent.absolute()) if path else "")
+    folder = str(path.parent.absolute()) if path else ""
+    figures = _calibration(calibration, output) if calibration else None
+    made = make_plan(read.blueprint, read.origin, folder=folder, calibration=figures)
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
         status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID
         output.fail([*_placed(made, read), *read.warnings], status)
     return made
+
+
+def _calibration(path: Path, output: Output) -> Calibration:
+    from shipway.schemas.calibration import Calibration
+
+    try:
+        return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        output.refuse("CL001", f"{path} cannot be read: {reason}", exit_codes.INVALID)
+    except (ValidationError, UnicodeDecodeError):
+        output.refuse(
+            "CL001",
+            f"{path} is no calibration",
+            exit_codes.INVALID,
+            help_text="Make one with `shipway calibrate DEVICE --out FILE`.",
+        )
 
 
 def _placed(diagnostics: Sequence[Diagnostic], read: Read) -> list[Diagnostic]:

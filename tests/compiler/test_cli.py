@@ -342,3 +342,35 @@ def test_completion_offers_blueprints(folder: Path) -> None:
     }
     done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=False)
     assert {"k3", "kimi_k2"} <= set(done.stdout.split())
+
+
+def test_calibrate_writes_what_plan_then_uses_and_names(folder: Path, capsys: Capture) -> None:
+    rows = {
+        "name": "mine",
+        "environment": {"device": "cpu", "devices": 1, "torch": "2", "date": "2026-01-02", "command": "x"},
+        "memory_bytes": 0,
+        "context_bytes": 0,
+        "rows": [{"operation": "launch", "sizes": {"calls": 1}, "seconds": 5e-3}],
+    }
+    (folder / "rows.json").write_text(json.dumps(rows))
+    assert run(["calibrate", "cpu", "--rows", "rows.json", "--out", "mine.json", "--quiet"]) == 0
+    before = plan_of(folder, capsys)
+    after = plan_of(folder, capsys, "--calibration", "mine.json")
+    assert after["calibration"] == "mine: cpu, measured 2026-01-02"
+    assert after["stages"][0]["step_seconds"] > before["stages"][0]["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["cpux"], ["cpu", "--rows", "nowhere.json"], ["cpu", "--rows", "mine.yaml"]]
+)
+def test_calibrate_refuses_what_it_cannot_use(arguments: list[str], folder: Path, capsys: Capture) -> None:
+    assert run(["calibrate", *arguments, "--out", "c.json"]) in (2, 4)
+    assert "error" in capsys.readouterr().err
+
+
+def plan_of(folder: Path, capsys: Capture, *options: str) -> dict[str, object]:
+    """The plan of the folder's blueprint on a CPU, as data."""
+    assert run(["plan", "tiny", "--json", *options]) == 0
+    plan = data(capsys)
+    assert isinstance(plan, dict)
+    return plan

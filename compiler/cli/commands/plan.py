@@ -34,6 +34,12 @@ def command(
         str | None,
         typer.Option("--dump-after", metavar="PASS", help="Print what a pass has made.", show_default=False),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration", metavar="FILE", help="Figures of `shipway calibrate`.", show_default=False
+        ),
+    ] = None,
     config_dir: ConfigDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -49,7 +55,7 @@ def command(
         _dump(name, overrides, config_dir, dump_after, output)
         return
     read = read_blueprint(name, overrides, config_dir, output)
-    plan = plan_blueprint(read, output)
+    plan = plan_blueprint(read, output, calibration)
     if out is not None:
         output.write(out, canonical_json(plan))
         output.note(f"plan written to {out}")

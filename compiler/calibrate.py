@@ -1,0 +1,149 @@
+"""From measured operations to the efficiency curves that a plan's times are worked out with.
+
+A curve `ceiling * x / (x + half)` is a straight line in 1/x when turned over:
+1/share = 1/ceiling + (half/ceiling)/x, which least squares fits without a starting point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from shipway.compiler.efficiency import default_calibration
+from shipway.compiler.timing import ATTENTION_BACKWARD_WORK, reached
+from shipway.schemas.calibration import Calibration, Curve, Efficiency
+from shipway.schemas.cluster import Device
+from shipway.schemas.measurement import Measurements, Row
+
+LONG_INNER = 1024
+"""Products with an inner dimension this long tell the size curve; shorter ones the inner curve."""
+LARGE_BYTES = 2**26
+"""Copies from this size on tell the memory bandwidth."""
+
+Point = tuple[float, float]
+"""(x, share of the peak)."""
+
+
+def calibrate(measured: Measurements, device: Device) -> Calibration:
+    """Curves of `device` from what was measured on it; what was not measured keeps its default."""
+    base = default_calibration(device).efficiency
+    peak = device.peak.fp32 if device.kind == "cpu" else device.peak.bf16
+    gemm = fit_curve(_gemm_points(measured.rows, peak, base.gemm_inner), base.gemm)
+    updates: dict[str, Any] = {
+        "gemm": gemm,
+        "gemm_inner": fit_curve(_inner_points(measured.rows, peak, gemm), base.gemm_inner),
+        "grouped_gemm": fit_curve(
+            _points(measured.rows, "grouped_gemm", "forward", peak, _group_rows), base.grouped_gemm
+        ),
+        "attention_forward": fit_curve(
+            _points(measured.rows, "attention", "forward", peak, _keys), base.attention_forward
+        ),
+        "attention_backward": fit_curve(
+            # Rows count backward as twice the forward, the cost model as what flash attention does.
+            [
+                (x, share * ATTENTION_BACKWARD_WORK / 2)
+                for x, share in _points(measured.rows, "attention", "backward", peak, _keys)
+            ],
+            base.attention_backward,
+        ),
+        **_delta_curves(measured.rows, peak, base),
+        **_memory(measured, device, base),
+        "scale_up": fit_curve(_collective_points(measured.rows, device.link_bandwidth), base.scale_up),
+    }
+    return Calibration(
+        name=f"{measured.name}: {measured.environment.device}, measured {measured.environment.date}",
+        estimate=False,
+        efficiency=base.model_copy(update=updates),
+        environment=measured.environment,
+    )
+
+
+def fit_curve(points: Iterable[Point], default: Curve) -> Curve:
+    """Least squares over (x, share); the default where fewer than two sizes were measured."""
+    known = [(x, share) for x, share in points if x > 0 and share > 0]
+    if len({x for x, _ in known}) < 2:
+        return default
+    x, share = np.array(known).T
+    # Errors count relative to the share: a size that is half as fast matters as much as one twice as fast.
+    design = np.stack([share, share / x], axis=1)
+    (inverse, slope), *_ = np.linalg.lstsq(design, np.ones_like(share), rcond=None)
+    if inverse <= 0 or slope <= 0:
+        return Curve(ceiling=float(np.exp(np.log(share).mean())), half=0.0)
+    return Curve(ceiling=float(1 / inverse), half=float(slope / inverse))
+
+
+def _points(
+    rows: Iterable[Row], operation: str, phase: str, peak: float, size: Callable[[Row], float]
+) -> list[Point]:
+    return [
+        (size(row), row.flops / row.seconds / peak)
+        for row in rows
+        if row.operation == operation and row.phase == phase
+    ]
+
+
+def _group_rows(row: Row) -> float:
+    return row.sizes["rows"]
+
+
+def _keys(row: Row) -> float:
+    return row.sizes["tokens"]
+
+
+def _gemm_points(rows: Iterable[Row], peak: float, inner: Curve) -> list[Point]:
+    return [
+        (
+            min(row.sizes["rows"], row.sizes["columns"]),
+            row.flops / row.seconds / peak / float(reached(inner, row.sizes["inner"])),
+        )
+        for row in rows
+        if row.operation == "gemm" and row.sizes["inner"] >= LONG_INNER
+    ]
+
+
+def _inner_points(rows: Iterable[Row], peak: float, gemm: Curve) -> list[Point]:
+    points = []
+    for row in rows:
+        if row.operation == "gemm" and row.sizes["inner"] < LONG_INNER:
+            expected = float(reached(gemm, min(row.sizes["rows"], row.sizes["columns"])))
+            points.append((row.sizes["inner"], min(1.0, row.flops / row.seconds / peak / expected)))
+    return points
+
+
+def _delta_curves(rows: tuple[Row, ...], peak: float, base: Efficiency) -> dict[str, Curve]:
+    curves = {}
+    for bounded, name in ((1, "bounded"), (0, "unbounded")):
+        own = [row for row in rows if row.operation == "delta_rule" and row.sizes["bounded"] == bounded]
+        for phase in ("forward", "backward"):
+            field = f"delta_{name}_{phase}"
+            points = _points(own, "delta_rule", phase, peak, lambda r: r.sizes["tokens"] * r.sizes["heads"])
+            curves[field] = fit_curve(points, getattr(base, field))
+    return curves
+
+
+def _memory(measured: Measurements, device: Device, base: Efficiency) -> dict[str, Any]:
+    copies = [row for row in measured.rows if row.operation == "copy"]
+    large = [row.bytes / row.seconds for row in copies if row.bytes >= 2 * LARGE_BYTES]
+    launches = [row.seconds for row in measured.rows if row.operation == "launch"]
+    return {
+        "memory": float(np.median(large)) / device.memory_bandwidth if large else base.memory,
+        "host_seconds": max(base.host_seconds, *launches) if launches else base.host_seconds,
+        "library_bytes": (
+            max(0, measured.context_bytes - device.context_bytes)
+            if measured.context_bytes
+            else base.library_bytes
+        ),
+    }
+
+
+def _collective_points(rows: Iterable[Row], link_bandwidth: float) -> list[Point]:
+    """Bytes that one rank sends in a ring, and the share of its link that they reach."""
+    points = []
+    for row in rows:
+        if row.operation in ("all_gather", "reduce_scatter"):
+            members = row.sizes["group"]
+            sent = row.bytes * (members - 1) / members
+            points.append((sent, sent / row.seconds / link_bandwidth))
+    return points
