@@ -209,4 +209,5 @@ def _why_worse(found: Found, index: int) -> str:
     ratio = float(found.step_seconds[index] / found.step_seconds[found.best])
     if ratio > 1.0005:
         return f"{100 * (ratio - 1):.1f} % slower"
-    return "as fast, but needs more memory"
+    more = found.peak_bytes[index] > found.peak_bytes[found.best]
+    return "as fast, needs more memory" if more else "as fast to 0.05 %, needs less memory"

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.communication import Network
-from shipway.compiler.layouts import RECOMPUTE
 from shipway.compiler.fabric import Path, path
+from shipway.compiler.layouts import RECOMPUTE
 from shipway.compiler.operators.base import Number, Operator, Shard, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.workload import Workload

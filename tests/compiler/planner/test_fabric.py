@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.compiler.planner.planning import blueprint, cluster, rebuilt
 
 from shipway.compiler.communication import Network
 from shipway.compiler.efficiency import default_calibration
@@ -24,6 +23,7 @@ from shipway.compiler.fabric import (
 )
 from shipway.schemas.cluster import Cluster
 from shipway.schemas.layout import Layout
+from tests.compiler.planner.planning import blueprint, cluster, rebuilt
 
 
 @cache

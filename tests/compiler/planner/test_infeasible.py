@@ -64,9 +64,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_more_devices_than_there_are() -> None:
     made = rebuilt(blueprint("llama31_8b"), cluster(8))
-    found = only(
-        illegal(problem_of(made, pins={"pipeline_parallel": 4, "tensor_parallel": 8}), 0)
-    )
+    found = only(illegal(problem_of(made, pins={"pipeline_parallel": 4, "tensor_parallel": 8}), 0))
     assert found.code == "BP403"
     assert "takes 32 devices, the cluster has 8" in found.summary
     assert found.because == ("pipeline_parallel 4", "tensor_parallel 8")
@@ -75,9 +73,7 @@ def test_more_devices_than_there_are() -> None:
 def test_too_few_micro_batches_are_explained_in_the_users_words() -> None:
     # Speech#14288: "micro-batches in a virtual stage should range in [6, 3]".
     made = rebuilt(blueprint("llama31_8b"), cluster(64) | {"training.stages.0.global_batch": 16 * 8192})
-    found = only(
-        illegal(problem_of(made, pins={"pipeline_parallel": 8, "data_parallel_shard": 4}), 0)
-    )
+    found = only(illegal(problem_of(made, pins={"pipeline_parallel": 8, "data_parallel_shard": 4}), 0))
     assert found.summary.startswith("a pipeline of 8 needs at least 8 micro-batches, there are 4")
     assert "raise the global batch" in found.summary
     assert any(line.startswith("pipeline_parallel: 4") for line in found.legal)
@@ -93,7 +89,9 @@ def test_derived_group_sizes_are_shown() -> None:
     # Megatron-Bridge#546, Speech#14838: a silent default miscomputed the group.
     made = rebuilt(blueprint("qwen3_30b_a3b"), cluster(16) | {"training.stages.0.global_batch": 32 * 4096})
     found = only(
-        illegal(problem_of(made, pins={"data_parallel_shard": 2, "tensor_parallel": 1, "expert_parallel": 64}), 0)
+        illegal(
+            problem_of(made, pins={"data_parallel_shard": 2, "tensor_parallel": 1, "expert_parallel": 64}), 0
+        )
     )
     assert any("devices /" in line for line in found.because)
     assert any("dp_shard x cp x tp" in line for line in found.because)
@@ -123,7 +121,8 @@ def test_every_stage_that_does_not_fit_is_named() -> None:
 def test_a_pin_that_leaves_nothing_names_the_pin() -> None:
     made = rebuilt(
         blueprint("deepseek_v3"),
-        cluster(256) | {"training.layout": {"pipeline_parallel": 1, "expert_parallel": 1, "recompute": "none"}},
+        cluster(256)
+        | {"training.layout": {"pipeline_parallel": 1, "expert_parallel": 1, "recompute": "none"}},
     )
     found = make_plan(made)
     assert isinstance(found, list)

@@ -14,7 +14,6 @@ from shipway.compiler.schedule import (
     steady,
 )
 
-
 LETTER = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 
 

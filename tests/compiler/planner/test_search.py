@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.compiler.planner.planning import blueprint, cluster, problem_of, rebuilt
 
 from shipway.compiler import bounds
 from shipway.compiler.evaluate import evaluate, tables, with_splits
@@ -12,6 +11,7 @@ from shipway.compiler.evaluate_cores import core_bounds
 from shipway.compiler.layouts import enumerate_layouts, splits
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import exhaustive, search
+from tests.compiler.planner.planning import blueprint, cluster, problem_of, rebuilt
 
 CASES: dict[str, dict[str, Any]] = {
     "tiny": {},
