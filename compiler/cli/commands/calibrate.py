@@ -37,9 +37,7 @@ def command(
     processes: Annotated[
         int, typer.Option("--processes", min=1, help="Devices to measure collectives between.")
     ] = 1,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few small sizes: seconds, for a first look.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few small sizes, for a first look.")] = False,
     name: Annotated[
         str | None, typer.Option("--name", help="What plans call it; by default the file's name.")
     ] = None,
