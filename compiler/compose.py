@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shipway.compiler.documents import Document, KeyPath, display_path, read_document
 from shipway.compiler.provenance import Provenance, dotted
 from shipway.schemas.diagnostics import Diagnostic, Location
 
-SECTIONS = ("model", "training", "cluster")
+if TYPE_CHECKING:
+    from shipway.compiler.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -109,23 +110,29 @@ class _Composition:
     def run(self) -> Composed:
         """Compose, lay provenance, resolve."""
         from shipway.compiler.defaults import DefaultsWalk
+        from shipway.compiler.interpolations import Resolution
         from shipway.compiler.overrides import parse_overrides
 
         overrides, problems = parse_overrides(self.origin[1:], self.search)
         self.diagnostics += problems
-        chosen = {o.key: (str(o.value),) for o in overrides if o.group}
+        chosen = {
+            o.key: tuple(o.value) if isinstance(o.value, list) else (o.value,) for o in overrides if o.group
+        }
         walk = DefaultsWalk(self.search, chosen)
         walk.visit(self.path, "")
-        for group, (option,) in chosen.items():
-            if found := self.search.find(f"{group}/{option}"):
-                walk.visit(found, group)
+        for group, options in chosen.items():
+            for option in options:
+                walk.visit(self.search.find(f"{group}/{option}"), group)
         self.diagnostics += walk.diagnostics
         if any(d.code not in {"BP004", "BP020", "BP030", "BP031"} for d in self.diagnostics):
             return self._result({}, complete=False)
         composed = self._compose(overrides, walk.groups)
         if composed is None:
             return self._result({}, complete=False)
-        data = self._resolve(composed)
+        resolution = Resolution(self.provenance)
+        data = resolution.resolve(composed)
+        self.diagnostics += resolution.diagnostics
+        self.unknown += resolution.unknown
         return self._result(data, complete=True)
 
     def _result(self, data: dict[str, Any], *, complete: bool) -> Composed:
@@ -142,30 +149,18 @@ class _Composition:
 
     def _compose(self, overrides: list[Any], groups: set[str]) -> Any:
         """Hydra's composition, as an OmegaConf container."""
-        import hydra
-        from hydra.core.global_hydra import GlobalHydra
-        from hydra.errors import HydraException
-        from hydra.types import RunMode
-        from omegaconf.errors import OmegaConfBaseException
-
-        from shipway.compiler.groups import extend_hydra
+        from shipway.compiler.layers import merge
 
         choosing = [o for o in overrides if o.group or (o.delete and o.key in groups)]
         setting = [o for o in overrides if o not in choosing]
         texts = [self._hydra_text(o, groups) for o in choosing]
-        name = self.path.name.removesuffix(self.path.suffix)
-        try:
-            with hydra.initialize(config_path=None, version_base="1.3"):
-                loader = GlobalHydra.instance().config_loader()
-                extend_hydra(loader, self.search)
-                config = hydra.compose(name, overrides=texts)
-                # Each file with the package that it is laid under, in the order of merging.
-                layers = loader.compute_defaults_list(name, texts, RunMode.RUN).defaults
-        except (HydraException, OmegaConfBaseException, RecursionError) as error:
-            self.diagnostics.append(self._hydra_problem(error))
+        merged = merge(self.path, self.search, texts)
+        if merged.problem is not None:
+            self.diagnostics.append(merged.located(self.origin[1:], self.provenance.root))
             return None
-        for layer in layers:
-            self._lay(layer.config_path, layer.package or "")
+        config = merged.config
+        for layer in merged.layers:
+            self._lay(layer)
         figures = [o for o in setting if o.path[:2] == ("cluster", "device") and len(o.path) > 2]
         for override in setting:
             if override not in figures:
@@ -194,18 +189,11 @@ class _Composition:
         else:
             self.provenance.add_override(override.number, override.text, override.path, override.value)
 
-    def _lay(self, config_path: str | None, package: str) -> None:
-        if config_path is None or config_path.startswith("hydra"):
-            return
-        found = self.search.find(config_path)
-        if found is None:
-            return
-        document = read_document(Path(found))
-        prefix: KeyPath = tuple(part for part in package.split(".") if part and part != "_global_")
-        skip = frozenset({"defaults"} | ({"hydra"} if not prefix else set()))
-        if prefix:
-            self._open_section(document, prefix)
-        self.provenance.add_document(document, prefix, skip)
+    def _lay(self, layer: Layer) -> None:
+        skip = frozenset({"defaults"} | ({"hydra"} if not layer.package else set()))
+        if layer.package:
+            self._open_section(layer.document, layer.package)
+        self.provenance.add_document(layer.document, layer.package, skip)
 
     def _open_section(self, document: Document, prefix: KeyPath) -> None:
         """A section that only a group file fills starts at that file's first line."""
@@ -221,6 +209,8 @@ class _Composition:
 
         from shipway.compiler.provenance import Origin
 
+        if "cluster" not in config or OmegaConf.is_interpolation(config, "cluster"):
+            return
         cluster = OmegaConf.select(config, "cluster", throw_on_missing=False)
         raw = OmegaConf.to_container(cluster) if OmegaConf.is_dict(cluster) else {}
         name = raw.get("device") if isinstance(raw, dict) else None
@@ -264,90 +254,6 @@ class _Composition:
         )
         return None
 
-    def _resolve(self, config: Any) -> dict[str, Any]:
-        """Plain data, with interpolations resolved one by one so that each failure has its place."""
-        data = self._resolve_node(config, ())
-        assert isinstance(data, dict)
-        return data
-
-    def _resolve_node(self, node: Any, path: KeyPath, depth: int = 0) -> Any:
-        from omegaconf import DictConfig, ListConfig, OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        if depth > 64:
-            self._report("BP021", f"the interpolation at {dotted(path)} leads into itself", path)
-            return None
-        if not isinstance(node, (DictConfig, ListConfig)):
-            return node
-        if node._is_none():
-            return None
-        keys: list[Any] = list(node.keys()) if isinstance(node, DictConfig) else list(range(len(node)))
-        values: dict[Any, Any] = {}
-        for key in keys:
-            here: KeyPath = (*path, key)
-            if OmegaConf.is_interpolation(node, key):
-                raw = OmegaConf.to_container(node, resolve=False)
-                self.provenance.refer(here, str(raw[key]))  # type: ignore[index]
-            elif OmegaConf.is_missing(node, key):
-                self._report(
-                    "BP022",
-                    f"`{dotted(here)}` is `???`: a value that you must give",
-                    here,
-                    help_text=f"Write it in the file, or add the override {dotted(here)}=...",
-                )
-                values[key] = None
-                self.unknown.append(here)
-                continue
-            try:
-                child = node[key]
-            except (OmegaConfBaseException, RecursionError) as error:
-                self._interpolation_problem(here, error, list(_all_keys(config_root(node))))
-                values[key] = None
-                self.unknown.append(here)
-                continue
-            values[key] = self._resolve_node(child, here, depth + 1)
-        if isinstance(node, ListConfig):
-            return [values[key] for key in keys]
-        return values
-
-    def _interpolation_problem(self, path: KeyPath, error: BaseException, known: list[str]) -> None:
-        from shipway.compiler.provenance import shown
-        from shipway.compiler.suggest import did_you_mean
-
-        origin = self.provenance.origin(path)
-        text = origin.reference or "this interpolation"
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        because = [f"`{dotted(path)}` is {shown(text)}"]
-        help_text = ""
-        missing = [dotted(t) for t in origin.targets if dotted(t) not in known]
-        if isinstance(error, RecursionError) or "Recursive interpolation" in cause:
-            summary = f"the interpolation {text} leads back to itself"
-            because += self.provenance.trace(path)[1:]
-        elif missing and "key" in cause.lower():
-            summary = f"{text} names `{missing[0]}`, which does not exist"
-            help_text = did_you_mean(missing[0], known)
-        else:
-            summary = f"{text} cannot be resolved"
-            because.append(cause)
-        code = "BP021"
-        self._report(code, summary, path, because=tuple(because), help_text=help_text)
-
-    def _hydra_problem(self, error: BaseException) -> Diagnostic:
-        """A located diagnostic for what only Hydra could find."""
-        lines: list[str] = []
-        cause: BaseException | None = error
-        while cause is not None:
-            lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
-            cause = cause.__cause__
-        text = " ".join(lines)
-        where = self.provenance.root
-        for number, override in enumerate(self.origin[1:], start=1):
-            key = override.lstrip("+~").partition("=")[0]
-            if override in text or f"'{key}'" in text:
-                where = Location(file=f"override {number}", line=1, column=1, source_line=override)
-        summary = lines[0].rstrip(".") if lines else "the defaults lists cannot be composed"
-        return Diagnostic(code="BP016", summary=summary, where=where, because=tuple(lines[1:3]))
-
     def _report(
         self,
         code: str,
@@ -369,21 +275,3 @@ class _Composition:
                 help=help_text,
             )
         )
-
-
-def config_root(node: Any) -> Any:
-    """The outermost container of an OmegaConf node."""
-    while node._get_parent() is not None:
-        node = node._get_parent()
-    return node
-
-
-def _all_keys(node: Any, prefix: str = "") -> Any:
-    from omegaconf import OmegaConf
-
-    raw = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
-    items = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
-    for key, value in items:
-        name = prefix + str(key)
-        yield name
-        yield from _all_keys(value, name + ".")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shipway.compiler.documents import Document, KeyPath, read_document
-from shipway.compiler.groups import SearchPath
+from shipway.compiler.groups import SearchPath, header_of
 from shipway.compiler.suggest import did_you_mean, ordered
 from shipway.schemas.diagnostics import Diagnostic
 
@@ -51,6 +51,16 @@ class DefaultsWalk:
             self.documents[path] = document
             self.diagnostics.extend(document.diagnostics)
             self._require_mapping(document, base)
+            self._check_header(document)
+            if not base and isinstance(document.data, dict) and "hydra" in document.data:
+                self._report(
+                    "BP101",
+                    "Hydra's own settings have no meaning in a blueprint",
+                    document,
+                    ("hydra",),
+                    key=True,
+                    help_text="Take the section out; --config-dir adds a folder of config groups.",
+                )
         if not isinstance(document.data, dict) or "defaults" not in document.data:
             return
         for entry in self._entries(document, base):
@@ -77,6 +87,16 @@ class DefaultsWalk:
             (),
             help_text="Write `key: value` lines.",
         )
+
+    def _check_header(self, document: Document) -> None:
+        if header_of(document) is None:
+            self._report(
+                "BP010",
+                "the header comment must be `# @package PATH`",
+                document,
+                (),
+                help_text="Name one dotted path, or `_global_` for the blueprint's root.",
+            )
 
     def _entries(self, document: Document, base: str) -> list[Entry]:
         raw = document.data["defaults"]
@@ -167,6 +187,7 @@ class DefaultsWalk:
         document: Document,
         where: KeyPath,
         *,
+        key: bool = False,
         legal: tuple[str, ...] = (),
         because: tuple[str, ...] = (),
         help_text: str = "",
@@ -176,7 +197,7 @@ class DefaultsWalk:
                 code=code,
                 summary=summary,
                 field=".".join(map(str, where)),
-                where=document.location(where),
+                where=document.location(where, key=key),
                 legal=legal,
                 because=because,
                 help=help_text,

@@ -91,7 +91,7 @@ class BlueprintSource(ConfigSource):
             provider=self.provider,
             path=self.full_path(),
             config=OmegaConf.create(data),
-            header=header_of(document),
+            header=header_of(document) or {"package": None},
         )
 
     def is_group(self, config_path: str) -> bool:
@@ -113,12 +113,12 @@ class BlueprintSource(ConfigSource):
         return list(SearchPath((self.folder,)).options(config_path))
 
 
-def header_of(document: Document) -> dict[str, str | None]:
-    """Hydra's `# @package` header."""
+def header_of(document: Document) -> dict[str, str | None] | None:
+    """Hydra's `# @package` header; None where it is malformed."""
     try:
         return dict(ConfigSource._get_header_dict("\n".join(document.lines[:20])))
     except ValueError:
-        return {"package": None}
+        return None
 
 
 def extend_hydra(loader: Any, path: SearchPath) -> None:

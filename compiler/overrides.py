@@ -102,18 +102,25 @@ def _refused(override: Override, where: Location, search: SearchPath) -> Diagnos
             where=where,
             help="Use --config-dir to add a folder of config groups.",
         )
+    if not override.key_or_group:
+        return Diagnostic(
+            code="BP030", summary=f"`{override.input_line}` names no key before its `=`", where=where
+        )
     value = override.value()
     group = override.key_or_group
-    if search.is_group(group) and isinstance(value, (str, int)) and not override.is_delete():
-        options = search.options(group)
-        if search.find(f"{group}/{value}") is None:
+    if not search.is_group(group) or isinstance(value, dict) or override.is_delete():
+        return None
+    options = search.options(group)
+    for name in value if isinstance(value, list) else [value]:
+        if not isinstance(name, str) or search.find(f"{group}/{name}") is None:
+            shown = "null" if name is None else name
             return Diagnostic(
                 code="BP011",
-                summary=f"there is no {group} config named `{value}`",
+                summary=f"there is no {group} config named `{shown}`",
                 field=group,
                 where=where,
-                legal=ordered(str(value), options),
-                help=did_you_mean(str(value), options) or "Name one of the legal values.",
+                legal=ordered(str(shown), options),
+                help=did_you_mean(str(shown), options) or f"Name one of these, or delete it with ~{group}.",
             )
     return None
 

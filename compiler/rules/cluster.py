@@ -6,6 +6,9 @@ from shipway.compiler.documents import KeyPath
 from shipway.compiler.rules.report import Report
 from shipway.schemas.cluster import AihcTarget, Cluster, KubernetesTarget, LocalTarget, SshTarget
 
+MOST_LEGAL = 4096
+"""Largest legal value that is looked for."""
+
 
 def check_cluster(cluster: Cluster, report: Report) -> None:
     """All rules of the cluster section."""
@@ -51,8 +54,9 @@ def _check_domain(cluster: Cluster, report: Report) -> None:
     fits_in_node = domain <= node and node % domain == 0
     fits_over_nodes = domain % node == 0 and domain <= cluster.devices
     if not (fits_in_node or fits_over_nodes):
-        legal = [d for d in range(1, node + 1) if node % d == 0]
-        legal += [node * count for count in range(2, cluster.nodes + 1) if cluster.nodes % count == 0]
+        legal = [d for d in range(1, min(node, MOST_LEGAL) + 1) if node % d == 0]
+        counts = range(2, min(cluster.nodes, MOST_LEGAL) + 1)
+        legal += [node * count for count in counts if cluster.nodes % count == 0]
         report.add(
             "BP401",
             ("cluster", "link_domain"),

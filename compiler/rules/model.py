@@ -23,12 +23,25 @@ LARGEST_EXPONENT = 88.7
 DECAY_TILE = 16
 """Tokens of a secondary tile in the chunkwise delta rule (arXiv 2510.26692; Kimi K3, 2.1.1)."""
 
+MOST_LAYERS = 10_000
+"""Beyond any model; a mistyped number must not fill the memory with layers."""
+MOST_LEGAL = 4096
+"""Largest legal value that is looked for."""
+
 ATTENTION: KeyPath = ("model", "attention")
 FEED_FORWARD: KeyPath = ("model", "feed_forward")
 
 
 def check_model(model: Model, report: Report) -> None:
     """All rules of the model section."""
+    if model.layers > MOST_LAYERS:
+        report.add(
+            "BP104",
+            ("model", "layers"),
+            f"{model.layers:,} layers are more than Shipway plans",
+            legal=(f"1 to {MOST_LAYERS:,}",),
+        )
+        return
     _check_mix(model, (*ATTENTION, "mix"), model.attention.mix, report)
     _check_mix(model, (*FEED_FORWARD, "mix"), model.feed_forward.mix, report)
     _check_dimensions(model, report)
@@ -157,6 +170,10 @@ def _check_delta(delta: DeltaAttention, report: Report) -> None:
         )
 
 
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, min(number, MOST_LEGAL) + 1) if number % d == 0]
+
+
 def _nearest_factors(number: int, unit: int) -> tuple[int, ...]:
     low = max(number // unit, 1)
     return (low, low + 1)
@@ -182,7 +199,7 @@ def _check_grouped(grouped: GroupedAttention, report: Report) -> None:
     path: KeyPath = (*ATTENTION, "grouped")
     _check_rotary(grouped.position, grouped.head_width, "a head_width", (*path, "head_width"), report)
     if grouped.heads % grouped.kv_heads:
-        divisors = [d for d in range(1, grouped.heads + 1) if grouped.heads % d == 0]
+        divisors = _divisors(grouped.heads)
         report.add(
             "BP203",
             (*path, "kv_heads"),
@@ -213,7 +230,7 @@ def _check_experts(experts: Experts, model: Model, report: Report) -> None:
 
 def _check_expert_groups(experts: Experts, path: KeyPath, report: Report) -> None:
     if experts.routed % experts.groups:
-        divisors = [d for d in range(1, experts.routed + 1) if experts.routed % d == 0]
+        divisors = _divisors(experts.routed)
         report.add(
             "BP205",
             (*path, "groups"),

@@ -367,3 +367,42 @@ def test_broken_override_names_its_number(override: str, code: str, says: str, t
     assert error.where.file == "override 2"
     assert error.where.source_line == override
     assert says in " ".join([error.summary, *error.because, *error.legal, error.help])
+
+
+def composed_errors(folder: Path, text: str, *overrides: str) -> list[str]:
+    """Codes of a blueprint laid over ours, each error with a place."""
+    write(folder, text)
+    _, diagnostics = validate(compose(str(folder / "mine.yaml"), overrides))
+    assert all(d.where is not None and d.where.line for d in diagnostics)
+    return [d.code for d in diagnostics]
+
+
+def test_a_list_over_a_mapping_names_the_key(tmp_path: Path) -> None:
+    text = "defaults: [tiny, _self_]\nmodel:\n  feed_forward:\n    mix: [dense]\n"
+    write(tmp_path, text)
+    _, (error,) = validate(compose(str(tmp_path / "mine.yaml")))
+    assert error.code == "BP016"
+    assert "`model.feed_forward.mix`" in error.summary
+    assert error.where is not None
+    assert (error.where.line, error.where.column) == place(text, "[dense]")
+
+
+def test_sections_that_are_not_there(tmp_path: Path) -> None:
+    assert composed_errors(tmp_path, "defaults: [model: tiny]\nname: x\n") == ["BP102", "BP102"]
+    assert composed_errors(tmp_path, "defaults: [optional model: none]\nname: x\n") == ["BP102"] * 3
+    assert composed_errors(tmp_path, "defaults: [tiny, _self_]\nhydra: {}\n") == ["BP101"]
+    assert composed_errors(tmp_path, "defaults: [tiny, _self_]\n", "cluster=null") == ["BP011"]
+    assert composed_errors(tmp_path, "defaults: [tiny, _self_]\ncluster: ${nope}\n") == ["BP021"]
+
+
+def test_malformed_package_header(tmp_path: Path) -> None:
+    write(tmp_path, "# @package a b\nwidth: 3\n", "model/odd.yaml")
+    assert composed_errors(tmp_path, "defaults: [tiny, override model: odd]\n") == ["BP010"]
+
+
+def test_enormous_numbers_end_at_once(tmp_path: Path) -> None:
+    big = "9" * 30
+    text = "defaults: [tiny, _self_]\n"
+    assert composed_errors(tmp_path, text, f"model.layers={big}") == ["BP104"]
+    assert composed_errors(tmp_path, text, f"model.feed_forward.experts.groups={big}") == ["BP205"]
+    assert composed_errors(tmp_path, text, f"cluster.nodes={big}") == ["BP400", "BP405"]

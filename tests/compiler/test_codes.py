@@ -1,0 +1,27 @@
+"""Every code that the compiler gives can be explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import shipway.compiler
+from shipway.compiler.codes import codes
+
+FOLDER = Path(next(iter(shipway.compiler.__path__)))
+CODE = re.compile(r'"([A-Z]{2}\d{3})"')
+
+
+def test_every_code_given_is_explained_and_the_other_way_round() -> None:
+    given: dict[str, str] = {}
+    for path in FOLDER.rglob("*.py"):
+        if path.name != "codes.py":
+            given |= {code: path.name for code in CODE.findall(path.read_text())}
+    assert {code: file for code, file in given.items() if code not in codes()} == {}
+    assert sorted(set(codes()) - set(given)) == []
+
+
+def test_explanations_are_sentences() -> None:
+    for code in codes().values():
+        assert code.explanation.rstrip().endswith("."), code.code
+        assert not code.title.endswith("."), code.code
