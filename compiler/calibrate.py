@@ -104,7 +104,7 @@ def _gemm_points(rows: Iterable[Row], peak: float, inner: Curve) -> list[Point]:
 
 
 def _inner_points(rows: Iterable[Row], peak: float, gemm: Curve) -> list[Point]:
-    points = []
+    points: list[Point] = []
     for row in rows:
         if row.operation == "gemm" and row.sizes["inner"] < LONG_INNER:
             expected = float(reached(gemm, min(row.sizes["rows"], row.sizes["columns"])))
