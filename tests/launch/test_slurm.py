@@ -120,8 +120,7 @@ def test_a_troubled_run_ends_with_the_loss_of_the_unbroken_one(story: Story) -> 
 
 
 def test_a_job_that_cannot_be_satisfied_is_refused_at_submission(slurm: SlurmLab, tmp_path: Path) -> None:
-    overrides = ("cluster.nodes=8", *TWO_NODES[1:], "cluster.target.kind=slurm")
-    build = built(tmp_path / "build", "tiny", *overrides)
+    build = built(tmp_path / "build", "tiny", *SLURM, "+cluster.target.spare_nodes=6")
     with slurm.as_environment():
         prepared = prepare(build, tmp_path / "runs", run_id="large")
         assert isinstance(prepared, Launch)
