@@ -82,7 +82,8 @@ class Tables:
         """Seconds of each row in steps of the heaviest layer's, [rows, policies, cells], for cutting."""
         both = (self.parts.forward[None] + self.parts.backward).transpose(1, 0, 2)
         heaviest = both[np.unique(self.work.layer_rows)].max(axis=0)
-        return np.rint(both / heaviest * RESOLUTION).astype(np.int64)
+        steps: Ints = np.rint(both / heaviest * RESOLUTION).astype(np.int64)
+        return steps
 
     def take(self, index: Ints) -> Tables:
         """The same tables for a selection of layouts."""
@@ -252,7 +253,8 @@ def cut_bounds(shared: Tables, own: Candidates, chunks: int) -> Ints:
     if chunks == 1:
         return np.tile(np.array([0, shared.work.layers]), (len(own), 1))
     bounds = np.array([_cut(shared, int(key), chunks) for key in keys], dtype=np.int64)
-    return bounds[which.reshape(-1)]
+    spread: Ints = bounds[which.reshape(-1)]
+    return spread
 
 
 def _cut(shared: Tables, key: int, chunks: int) -> tuple[int, ...]:
@@ -481,7 +483,8 @@ def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Fl
         later = chunked.sum(np.maximum(regather + reduce - behind, 0))[:, 0]
         edges = gather[FIRST] + reduce[FIRST]
         once = chunked.sum(np.maximum(replicate + regather + reduce - behind, 0))[:, 0] - later
-        return own.micro_batches * (late[:, 0] + later + edges) + once + replicate[FIRST]
+        alone: Floats = own.micro_batches * (late[:, 0] + later + edges) + once + replicate[FIRST]
+        return alone
     virtual = late.shape[1] // pp
     first = by_rank(late, pp).sum(axis=1).max(axis=1)
     again = late.max(axis=1) * _regathers(problem, own, pp, virtual)
@@ -490,7 +493,8 @@ def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Fl
     own_backward = by_rank(backward, pp)[:, 0, :]
     slack = np.cumsum(own_backward, axis=1) - own_backward
     tail = np.maximum(total[:, 0, :] - slack, 0.0).max(axis=1)
-    return first + again + tail
+    piped: Floats = first + again + tail
+    return piped
 
 
 def _regathers(problem: Problem, own: Candidates, pp: int, virtual: int) -> Floats:

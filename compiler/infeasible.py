@@ -241,7 +241,8 @@ def _derived(space: Space, held: dict[str, int]) -> list[str]:
     )
     left = space.devices // max(product, 1)
     lines = [
-        f"{space.devices} devices / (pipeline x context x tensor = {product}) leave data parallel up to {left}",
+        f"{space.devices} devices / (pipeline x context x tensor = {product})"
+        f" leave data parallel up to {left}",
         f"{space.sequences} sequences in one optimizer step",
     ]
     if space.experts:

@@ -330,9 +330,9 @@ def _meshes(space: Space, widest: bool = False) -> IntArray:
 def _splits(pins: LayoutConstraints, pp: int, data: int, cp: int, tp: int) -> list[tuple[int, ...]]:
     """Ways to divide data parallel into replicas and shards, the most shards last."""
     if pins.data_parallel_shard is not None:
-        shards = [pins.data_parallel_shard] if data % pins.data_parallel_shard == 0 else []
+        shards = [s for s in (pins.data_parallel_shard,) if data % s == 0]
     else:
-        shards = divisors(data)
+        shards = list(divisors(data))
     pinned = pins.data_parallel_replicate
     return [(pp, data // s, s, cp, tp) for s in shards if pinned is None or data // s == pinned]
 
@@ -346,7 +346,8 @@ def _cross(table: IntArray, options: Sequence[tuple[int, ...]], width: int) -> I
 def _with_experts(space: Space, table: IntArray) -> IntArray:
     table = _cross(table, [(degree,) for degree in expert_degrees(space)], 1)
     region = table[:, 2] * table[:, 3] * table[:, 4]
-    return table[region % table[:, 5] == 0]
+    divisible: IntArray = table[region % table[:, 5] == 0]
+    return divisible
 
 
 def _with_micro_batches(space: Space, table: IntArray) -> IntArray:
@@ -358,7 +359,8 @@ def _with_micro_batches(space: Space, table: IntArray) -> IntArray:
     count = per_rank // table[:, 6]
     table = np.column_stack([table, count])
     # A pipeline with fewer micro-batches than ranks never fills.
-    return table[count >= table[:, 0]]
+    filled: IntArray = table[count >= table[:, 0]]
+    return filled
 
 
 def _with_schedules(space: Space, table: IntArray) -> IntArray:
@@ -368,16 +370,17 @@ def _with_schedules(space: Space, table: IntArray) -> IntArray:
     for virtual in degrees(pins.virtual_stages, range(1, deepest + 1)):
         options += [(virtual, 0), (virtual, 1)] if virtual == 1 else [(virtual, 2)]
     table = _cross(table, options, 2)
-    pp, count, virtual, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
+    pp, count, chunks, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
     rounds = np.maximum(count // pp, 1)
-    keep = ((pp == 1) == (schedule == 0)) & (pp * virtual <= space.layers)
+    keep = ((pp == 1) == (schedule == 0)) & (pp * chunks <= space.layers)
     keep &= (schedule != 2) | (count % rounds == 0)
     keep &= (pp == 1) | np.isin(
         schedule, [SCHEDULES.index(name) for name in can.schedules if name in SCHEDULES]
     )
     if pins.schedule is not None:
         keep &= schedule == (SCHEDULES.index(pins.schedule) if pins.schedule in SCHEDULES else -1)
-    return table[keep]
+    legal: IntArray = table[keep]
+    return legal
 
 
 def _with_policies(space: Space, table: IntArray, *, widest: bool = False) -> IntArray:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shipway.compiler.communication import algorithm
 from shipway.compiler.evaluate import (
@@ -23,6 +24,8 @@ from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.operators.base import Operator, Transfer
 from shipway.compiler.problem import Problem
 from shipway.schemas.plan import Collective
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +47,11 @@ class Chosen:
         return int(per_chunk.reshape(-1, self.group.pp).sum(axis=0).argmax())
 
     @property
-    def rows_on_busiest(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    def rows_on_busiest(self) -> Floats:
         """How often each row occurs on the busiest rank."""
         counts = self.group.chunked.counts[0].reshape(-1, self.group.pp, self.group.chunked.counts.shape[2])
-        return counts.sum(axis=0)[self.busiest]
+        rows: Floats = counts.sum(axis=0)[self.busiest]
+        return rows
 
 
 @dataclass(frozen=True)

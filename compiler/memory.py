@@ -168,18 +168,17 @@ def _gathered(
     if pp > 1:
         return stays_gathered(states.gathered_bytes, pp, capability)
     everything = states.gathered_bytes.sum(axis=1, keepdims=True)
-    return np.where((zero == 3)[:, None], np.minimum(2 * row_gathered, everything), everything)
+    two = np.minimum(2 * row_gathered, everything)
+    held: Floats = np.where((zero == 3)[:, None], two, everything)
+    return held
 
 
 def stays_gathered(gathered_bytes: Floats, pp: int, capability: Capability) -> Floats:
     """What a pipeline rank keeps gathered: all its chunks, or the largest few that torch allows."""
     chunks = by_rank(gathered_bytes, pp)
     active = capability.active_stages_gathered
-    if chunks.shape[1] <= active:
-        result: Floats = chunks.sum(axis=1)
-        return result
-    result = np.sort(chunks, axis=1)[:, -active:].sum(axis=1)
-    return result
+    held: Floats = np.sort(chunks, axis=1)[:, -active:].sum(axis=1)
+    return held
 
 
 def kept_activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
@@ -207,11 +206,10 @@ def receive_buffers(
     if pp == 1:
         return np.zeros((len(micro_batches), 1))
     each = by_rank(received + returned, pp).sum(axis=1)
-    if capability.receive_buffers == "per_micro_batch":
-        result: Floats = each * micro_batches[:, None]
-        return result
-    result = each * np.minimum(pp, micro_batches)[:, None]
-    return result
+    whole_step = capability.receive_buffers == "per_micro_batch"
+    buffers = micro_batches if whole_step else np.minimum(pp, micro_batches)
+    held: Floats = each * buffers[:, None]
+    return held
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ class Peaks:
 def peaks(terms: MemoryTerms, efficiency: Efficiency) -> Peaks:
     """What the device must have: allocated, what the caching allocator reserves for it, and outside."""
     allocated, moment = terms.allocated()
-    outside = sum(terms.outside.values(), np.float64(0))[:, None]
+    outside = np.sum(list(terms.outside.values()), axis=0)[:, None]
     reserved = allocated * efficiency.fragmentation + ALLOCATOR_SLACK_BYTES
     uncertain = np.take_along_axis(np.stack(list(terms.uncertain.values())), moment[None], axis=0)[0]
     high = (allocated + efficiency.activation_error * uncertain) * efficiency.fragmentation_upper

@@ -112,7 +112,8 @@ def _passes_of_chunk(passes: IntArray, position: IntArray, per_round: int, virtu
     """Of the first `passes` passes, those through the chunk that comes `position`-th in each cycle."""
     cycle = per_round * virtual
     whole, rest = passes // cycle, passes % cycle
-    return whole * per_round + np.clip(rest - position * per_round, 0, per_round)
+    done: IntArray = whole * per_round + np.clip(rest - position * per_round, 0, per_round)
+    return done
 
 
 @dataclass(frozen=True)
@@ -191,15 +192,19 @@ def pipeline_seconds(
     layouts, chunks = forward.shape
     virtual = chunks // pp
     both = forward + backward
+    seconds: FloatArray
     if pp == 1:
-        return both.sum(axis=1) * micro_batches
+        seconds = both.sum(axis=1) * micro_batches
+        return seconds
     if virtual == 1:
         ahead = np.cumsum(both[:, ::-1], axis=1)[:, ::-1]
         below = pp - np.arange(pp)
         round_trip = (ahead + 2 * send[:, None] * (below - 1)) / below
         cycle = np.maximum(both, round_trip).max(axis=1)
-        return both.sum(axis=1) + 2 * (pp - 1) * send + (micro_batches - 1) * cycle
+        seconds = both.sum(axis=1) + 2 * (pp - 1) * send + (micro_batches - 1) * cycle
+        return seconds
     by_rank = both.reshape(layouts, virtual, pp)
     busiest = by_rank.sum(axis=1).max(axis=1)
-    edge = (by_rank[:, 0, :].sum(axis=1) + by_rank[:, 0, :].max(axis=1) * -1.0).clip(0)
-    return micro_batches * busiest + edge + 2 * (pp - 1) * send
+    edge = by_rank[:, 0, :].sum(axis=1) - by_rank[:, 0, :].max(axis=1)
+    seconds = micro_batches * busiest + edge + 2 * (pp - 1) * send
+    return seconds

@@ -49,7 +49,8 @@ def _heading(plan: Plan) -> Iterable[RenderableType]:
     devices = f"{cluster.devices:,} x {cluster.device.name}"
     yield Text.assemble(
         (plan.name, "bold"),
-        f": {units.count(parameters.total)} parameters, {units.count(parameters.active)} active per token,"
+        f": {units.count(parameters.total)} parameters,"
+        f" {units.count(parameters.active)} active per token,"
         f" on {devices} ({cluster.name})",
     )
     yield Text(f"plan {plan.hash[:19]}   times from: {plan.calibration}", style="dim")
@@ -137,8 +138,8 @@ def _memory(stage: StagePlan) -> Iterable[RenderableType]:
         (worst.verdict, VERDICT_STYLE[worst.verdict]),
     )
     yield Text(
-        f"allocated {units.gibibytes(worst.allocated_bytes)}, reserved {units.gibibytes(worst.reserved_bytes)},"
-        f" outside the allocator {units.gibibytes(worst.outside_bytes)}",
+        f"allocated {units.gibibytes(worst.allocated_bytes)},"
+        f" reserved {units.gibibytes(worst.reserved_bytes)}, outside the allocator {units.gibibytes(worst.outside_bytes)}",
         style="dim",
     )
     yield _bar(worst)
@@ -173,8 +174,8 @@ def _bar(budget: MemoryBudget) -> Text:
 def _time(stage: StagePlan) -> Iterable[RenderableType]:
     yield Text.assemble(
         ("Time", "bold"),
-        f" of one step: {units.duration(stage.step_seconds)}; {units.count(stage.tokens_per_second)} tokens/s,"
-        f" MFU {units.percent(stage.mfu)}, HFU {units.percent(stage.hfu)}",
+        f" of one step: {units.duration(stage.step_seconds)};"
+        f" {units.count(stage.tokens_per_second)} tokens/s, MFU {units.percent(stage.mfu)}, HFU {units.percent(stage.hfu)}",
     )
     table = _table(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     for item in stage.time:

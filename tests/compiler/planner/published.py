@@ -121,13 +121,19 @@ LIMITED = {
 """torchtitan's H100s: 96 GB of HBM2e and 500 W, whose clock is taken to sustain 0.8 of the usual peak."""
 HALF = {"training.precision": {"compute": "bf16", "master": "bf16", "gradients": "bf16", "optimizer": "bf16"}}
 
+TITAN: dict[str, Any] = {
+    "memory_device_gib": 94.5,
+    "changes": LIMITED,
+    "extra_gib": LOGITS_GIB,
+    "products_repeated": 0.5,
+    "differs": TITAN_DIFFERS,
+}
+
 TORCHTITAN = (
     Run("torchtitan, Llama-3.1-8B, 8 x H100, eager", "llama31_8b", H100, 8, 8192, TITAN_8,
-        step_of(5762, 8192, TITAN_8), 82.4, memory_device_gib=94.5, changes=LIMITED, extra_gib=LOGITS_GIB, products_repeated=0.5,
-        differs=TITAN_DIFFERS),
+        step_of(5762, 8192, TITAN_8), 82.4, **TITAN),
     Run("torchtitan, Llama-3.1-8B, 128 x H100, eager", "llama31_8b", H100, 128, 8192, TITAN_128,
-        step_of(5605, 8192, TITAN_128), 67.0, memory_device_gib=94.5, changes=LIMITED, extra_gib=LOGITS_GIB, products_repeated=0.5,
-        differs=TITAN_DIFFERS),
+        step_of(5605, 8192, TITAN_128), 67.0, **TITAN),
 )  # fmt: skip
 DEEPEP = (
     "DeepEP sends a token once per node where NCCL's all-to-all sends it once per expert; batch, recomputation"
@@ -184,7 +190,9 @@ def simumax(
 
 SIMUMAX = (
     simumax("SimuMax, Llama-3-70B of 12 layers, TP 2 x DP 4", "llama31_8b",
-            {"tensor_parallel": 2, "data_parallel_shard": 4, "micro_batches": 4, "zero": 2}, 725.5, 60.68, **LLAMA70),
+            {"tensor_parallel": 2, "data_parallel_shard": 4, "micro_batches": 4, "zero": 2},
+            725.5, 60.68, **LLAMA70),
     simumax("SimuMax, Llama-3-70B of 12 layers, TP 4 x DP 2", "llama31_8b",
-            {"tensor_parallel": 4, "data_parallel_shard": 2, "micro_batches": 4, "zero": 2}, 409.8, 39.07, **LLAMA70),
+            {"tensor_parallel": 4, "data_parallel_shard": 2, "micro_batches": 4, "zero": 2},
+            409.8, 39.07, **LLAMA70),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Our figures beside those that others published, `pytest -s` prints them. None of these layouts was fitted to."""
+"""Our figures beside those that others published; `pytest -s` prints them. None of them was fitted to."""
 
 import pytest
 

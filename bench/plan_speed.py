@@ -1,0 +1,88 @@
+"""Time and memory of `make_plan` over cluster sizes and over models.
+
+Run: python bench/plan_speed.py [--out bench/results/plan_speed.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODELS = ("tiny", "small_h200", "llama31_8b", "llama31_405b", "qwen3_235b", "deepseek_v3", "kimi_k2", "k3")
+SIZES = (8, 64, 512, 1024, 4096, 10_240, 32_768, 131_072)
+
+
+def one(model: str, devices: int | None) -> dict[str, Any]:
+    """Plan once in this process."""
+    began = time.perf_counter()
+    from shipway.compiler.compose import compose
+    from shipway.compiler.pipeline import make_plan
+    from shipway.compiler.validate import validate
+    from shipway.schemas.plan import Plan
+
+    imported = time.perf_counter()
+    overrides = ("cluster=h100_1280x8", f"cluster.nodes={max(devices // 8, 1)}") if devices else ()
+    blueprint, _ = validate(compose(model, overrides, None))
+    assert blueprint is not None
+    validated = time.perf_counter()
+    cpu = time.process_time()
+    made = make_plan(blueprint)
+    done = time.perf_counter()
+    return {
+        "model": model,
+        "devices": blueprint.cluster.devices,
+        "import_seconds": round(imported - began, 3),
+        "validate_seconds": round(validated - imported, 3),
+        "plan_seconds": round(done - validated, 3),
+        "plan_cpu_seconds": round(time.process_time() - cpu, 3),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "layouts": sum(stage.candidates for stage in made.stages) if isinstance(made, Plan) else 0,
+        "fits": isinstance(made, Plan),
+    }
+
+
+def fresh(model: str, devices: int | None) -> dict[str, Any]:
+    """Plan in a process of its own, so that imports and memory are its own."""
+    command = [sys.executable, __file__, "--one", model, *([str(devices)] if devices else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs="+", metavar="MODEL [DEVICES]", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.one:
+        model, *devices = arguments.one
+        print(json.dumps(one(model, int(devices[0]) if devices else None)))
+        return
+    rows = [fresh(model, None) for model in MODELS] + [fresh("k3", size) for size in SIZES]
+    for row in rows:
+        print(
+            f"{row['model']:14s} {row['devices']:>8,} devices  {row['layouts']:>10,} layouts"
+            f"  plan {row['plan_seconds']:6.2f} s (cpu {row['plan_cpu_seconds']:5.2f})"
+            f"  import {row['import_seconds']:.2f}  validate {row['validate_seconds']:.2f}"
+            f"  {row['peak_mib']} MiB  {'fits' if row['fits'] else 'nothing fits'}"
+        )
+    if arguments.out:
+        facts = {
+            "command": "python bench/plan_speed.py",
+            "python": platform.python_version(),
+            "machine": platform.processor() or platform.machine(),
+            "rows": rows,
+        }
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
