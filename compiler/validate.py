@@ -112,6 +112,9 @@ def _translate(path: KeyPath, items: list[Any], composed: Composed) -> Diagnosti
         return _reinforcement_learning(path, composed)
     expected = _expected(items)
     code, help_text = _code_and_help(kind, value)
+    reference = composed.provenance.origin(path).reference or ""
+    if reference.startswith("${oc.env:") and isinstance(value, str):
+        help_text = f"Variables are text; to read a number: ${{oc.decode:{reference}}}"
     legal = expected.legal
     guess = did_you_mean(str(value), legal) if isinstance(value, str) else ""
     if guess:
