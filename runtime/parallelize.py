@@ -17,6 +17,7 @@ from torch import nn
 from shipway.runtime.initialise import initialise
 from shipway.runtime.mesh import Mesh
 from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
+from shipway.runtime.parallel.expert import apply_expert_parallel
 from shipway.runtime.parallel.recompute import apply_recompute
 from shipway.schemas.training import Precision
 
@@ -66,6 +67,7 @@ def build_parallel_model(module: ModuleType, mesh: Mesh, precision: Precision, s
 
 def parallelize(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     """Apply every axis of the mesh to a model on the meta device, in place and in order."""
+    apply_expert_parallel(model, mesh)
     apply_recompute(model, mesh.layout.recompute)
     apply_fsdp(model, mesh, precision)
 

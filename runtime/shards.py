@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def sharded_axes(tensor: Tensor) -> tuple[int, ...]:
     return tuple(
         axis
         for axis, placement in enumerate(tensor.placements)
-        if isinstance(placement, Shard) and tensor.device_mesh.size(axis) > 1
+        if isinstance(placement, Shard | _StridedShard) and tensor.device_mesh.size(axis) > 1
     )
 
 

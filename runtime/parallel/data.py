@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
+from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import Mesh
 from shipway.schemas.training import Precision
 
@@ -38,7 +41,7 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     exact = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = mesh.layout.zero == 3
     ignored = set(replicated_parameters(model).values())
-    for layer in model.layers.values():
+    for layer in all_layers(model).values():
         feed_forward = layer.feed_forward
         if hasattr(feed_forward, "experts"):
             fully_shard(
@@ -46,7 +49,7 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
                 mesh=mesh.expert_fsdp,
                 mp_policy=policy,
                 reshard_after_forward=reshard,
-                shard_placement_fn=None,
+                shard_placement_fn=partial(_expert_placement, mesh),
             )
             fully_shard(feed_forward.router, mesh=mesh.fsdp, mp_policy=exact, reshard_after_forward=reshard)
         fully_shard(
@@ -57,6 +60,31 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         # The loss is divided by the global count of tokens, so gradients are summed, never averaged.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def all_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers by name, those inside prediction modules too."""
+    predictions = getattr(model, "prediction", None) or ()
+    further = {f"prediction.{i}": prediction.layer for i, prediction in enumerate(predictions)}
+    return dict(model.layers.items()) | further
+
+
+def _expert_placement(mesh: Mesh, parameter: nn.Parameter) -> Shard | None:
+    """Whole experts to each rank where they can be dealt out evenly; else each expert's first even dimension.
+
+    FSDP shards a dimension that expert parallel has sharded already only when it divides.
+    """
+    ranks, parallel = mesh.size("expert_shard"), mesh.size("ep")
+    if parallel == 1 or parameter.shape[0] % (ranks * parallel) == 0:
+        return Shard(0)
+    for dimension in (1, 2):
+        if parameter.shape[dimension] % ranks == 0:
+            return Shard(dimension)
+    experts, rows, columns = parameter.shape
+    raise Fatal(
+        f"{ranks} ranks share the {experts // parallel} experts of an expert-parallel rank, and divide neither"
+        f" them nor a matrix of {rows} x {columns}: choose another expert_parallel or data_parallel_shard"
+    )
 
 
 def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:

@@ -9,7 +9,6 @@ UNSUPPORTED = {
     "pipeline_parallel": "pipeline parallel",
     "context_parallel": "context parallel",
     "tensor_parallel": "tensor parallel",
-    "expert_parallel": "expert parallel",
 }
 
 
