@@ -10,6 +10,7 @@ import torch
 
 from shipway.runtime.checkpoint import Checkpointer
 from shipway.runtime.distributed import HostGroups
+from shipway.runtime.mesh import MeshPool
 from shipway.runtime.metrics import MetricsWriter
 from shipway.runtime.progress import Display
 from shipway.runtime.run_folder import RunFolder
@@ -40,6 +41,7 @@ class Context:
     build: Path
     run: RunFolder
     device: torch.device
+    meshes: MeshPool
     groups: HostGroups
     checkpointer: Checkpointer
     stop: StopRequest

@@ -11,8 +11,8 @@ where fsdp = dp_shard x cp, and expert_shard x ep = dp_shard x cp x tp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -93,45 +93,55 @@ class Mesh:
                 dist.all_reduce(tensor, op=op, group=self.group(name))
         return tensor
 
-    def close(self) -> None:
-        """Free the process groups, so that the next stage can build its own."""
-        groups: dict[int, dist.ProcessGroup] = {}
-        for view in (self.data, self.dense, self.expert):
-            groups |= {id(group): group for group in view.get_all_groups()}
-        world = dist.group.WORLD
-        for group in groups.values():
-            if group is not world:
-                dist.destroy_process_group(group)
+
+@dataclass
+class MeshPool:
+    """Views made once per process: equal ones are the same object, and none is ever closed.
+
+    torch keeps results of sharding decisions by a mesh's ranks and names. A second, equal mesh would
+    be given tensors that refer to the first, whose groups must therefore still be there.
+    """
+
+    device: torch.device
+    _views: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
+
+    def view(self, axes: Mapping[str, int]) -> DeviceMesh:
+        """All ranks arranged by axes, outermost first."""
+        key = tuple(axes.items())
+        if key not in self._views:
+            shape, names = tuple(axes.values()), tuple(axes)
+            self._views[key] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        return self._views[key]
 
 
-def build_mesh(layout: Layout, device: torch.device) -> Mesh:
-    """Arrange all ranks by `layout`; raises Fatal when their number is not the layout's."""
+def build_mesh(layout: Layout, device: torch.device, pool: MeshPool | None = None) -> Mesh:
+    """Arrange all ranks by `layout`; raises Fatal when their number is not the layout's.
+
+    A process that builds more than one mesh must give the same `pool` to all.
+    """
     world = dist.get_world_size()
     if layout.world_size != world:
         raise Fatal(f"the layout needs {layout.world_size} ranks, {world} are running")
     region = layout.data_parallel_shard * layout.context_parallel * layout.tensor_parallel
     if region % layout.expert_parallel:
         raise Fatal(f"expert_parallel {layout.expert_parallel} does not divide dp_shard x cp x tp = {region}")
-    outer = (layout.pipeline_parallel, layout.data_parallel_replicate)
+    pool = pool or MeshPool(device)
+    outer = {"pp": layout.pipeline_parallel, "dp_replicate": layout.data_parallel_replicate}
     fsdp = layout.data_parallel_shard * layout.context_parallel
-    views = {
-        "data": {
-            "dp_shard": layout.data_parallel_shard,
-            "cp": layout.context_parallel,
-            "tp": layout.tensor_parallel,
-        },
-        "dense": {"fsdp": fsdp, "tp": layout.tensor_parallel},
-        "expert": {"expert_shard": layout.expert_shard, "ep": layout.expert_parallel},
-    }
-    meshes = {
-        name: init_device_mesh(
-            device.type,
-            (*outer, *inner.values()),
-            mesh_dim_names=("pp", "dp_replicate", *inner),
-        )
-        for name, inner in views.items()
-    }
-    return Mesh(layout=layout, device=device, **meshes)
+    return Mesh(
+        layout=layout,
+        device=device,
+        data=pool.view(
+            outer
+            | {
+                "dp_shard": layout.data_parallel_shard,
+                "cp": layout.context_parallel,
+                "tp": layout.tensor_parallel,
+            }
+        ),
+        dense=pool.view(outer | {"fsdp": fsdp, "tp": layout.tensor_parallel}),
+        expert=pool.view(outer | {"expert_shard": layout.expert_shard, "ep": layout.expert_parallel}),
+    )
 
 
 def fit_layout(layout: Layout, world_size: int, sequences_per_step: int) -> Layout:

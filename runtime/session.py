@@ -14,6 +14,7 @@ from shipway.runtime.checkpoint import Checkpointer
 from shipway.runtime.context import Context
 from shipway.runtime.distributed import host_groups
 from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.mesh import MeshPool
 from shipway.runtime.metrics import MetricsWriter
 from shipway.runtime.programme import run_programme
 from shipway.runtime.progress import Display, make_display
@@ -70,6 +71,7 @@ def _context(
         build=build,
         run=run,
         device=device,
+        meshes=MeshPool(device),
         groups=groups,
         checkpointer=Checkpointer(
             run.checkpoints, groups, checkpoints.keep_last, checkpoints.asynchronous, plan.hash

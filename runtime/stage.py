@@ -72,9 +72,8 @@ class StageRun:
         self.context.checkpointer.save(self.position.step, state, progress, self.layout)
 
     def close(self) -> None:
-        """Free data threads and process groups; only after success: it waits for peers."""
+        """Free the data threads."""
         self.loader.close()
-        self.mesh.close()
 
     def _state(self) -> State:
         return {
@@ -88,7 +87,7 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
     training = context.plan.blueprint.training
     layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
     check_layout(layout)
-    mesh = build_mesh(layout, context.device)
+    mesh = build_mesh(layout, context.device, context.meshes)
     model = build_parallel_model(context.module, mesh, training.precision, training.seed)
     optimizer = build_optimizer(
         model.named_parameters(),

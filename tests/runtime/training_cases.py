@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shipway.runtime.data.batch import Batch
-from shipway.runtime.mesh import Mesh, build_mesh
+from shipway.runtime.mesh import Mesh, MeshPool, build_mesh
 from shipway.runtime.optimizers import build_optimizer
 from shipway.runtime.parallelize import build_parallel_model
 from shipway.runtime.trainer import StepResult, Trainer
@@ -63,11 +63,12 @@ def make_trainer(
     clip: float | None = 1.0,
     model: str = "hybrid",
     seed: int = 3,
+    pool: MeshPool | None = None,
 ) -> Trainer:
     """A trainer of a small generated model under a layout, on this world of ranks."""
     options = optimizer or Muon()
     module = load(variant(model))
-    mesh = build_mesh(layout, torch.device("cpu"))
+    mesh = build_mesh(layout, torch.device("cpu"), pool)
     parallel = build_parallel_model(module, mesh, FP32, seed)
     built = build_optimizer(
         parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, FP32, torch.device("cpu")
@@ -92,13 +93,13 @@ def whole_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 def train(layouts: list[Layout], optimizer: Optimizer | None = None, model: str = "hybrid") -> list[Outcome]:
     """Each layout in turn, from the same seed, for two steps."""
     outcomes = []
+    pool = MeshPool(torch.device("cpu"))
     for layout in layouts:
-        trainer = make_trainer(layout, optimizer, model=model)
+        trainer = make_trainer(layout, optimizer, model=model, pool=pool)
         results = run_steps(trainer, range(2))
         outcomes.append(
             Outcome([r.loss for r in results], [r.gradient_norm for r in results], whole_parameters(trainer))
         )
-        trainer.model.mesh.close()
     return outcomes
 
 
