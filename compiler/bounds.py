@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.evaluate import Tables, cells_of, groups_of, shardings_of, unique_rows
+from shipway.compiler.evaluate import Tables, cells_of, shardings_of, unique_rows
 from shipway.compiler.evaluate_states import Bytes, StateCosts, element_bytes, state_costs
-from shipway.compiler.fabric import path
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
@@ -172,15 +171,11 @@ def _least_saved(problem: Problem, candidates: Candidates) -> tuple[Floats, Ints
 def peak(problem: Problem, allocated: Floats, candidates: Candidates) -> Floats:
     """What a device must have at least for `allocated` bytes of tensors.
 
-    Communicators of the groups that a narrower sharding may do without are left out.
+    Communicators count at their smallest, and not those of groups that a narrower sharding may do without.
     """
-    e, fab = problem.machine.efficiency, problem.network.fabric
-    outside = float(problem.blueprint.cluster.device.context_bytes + e.library_bytes)
-    communicators = np.zeros(len(candidates))
-    groups = groups_of(candidates)
-    for axis in ("tp", "cp", "ep", "pp"):
-        size, stride = groups[axis]
-        far = path(fab, size, stride).crosses_network
-        each = np.where(far, e.communicator_bytes_network, e.communicator_bytes_scale_up)
-        communicators += np.where(size > 1, each, 0)
-    return allocated * e.fragmentation + ALLOCATOR_SLACK_BYTES + outside + communicators
+    e, c = problem.machine.efficiency, candidates
+    smallest = min(e.communicator_bytes_network, e.communicator_bytes_scale_up)
+    groups = (c.tp > 1).astype(float) + (c.cp > 1) + (c.ep > 1) + (c.pp > 1)
+    outside = problem.blueprint.cluster.device.context_bytes + e.library_bytes + smallest * groups
+    needed: Floats = allocated * e.fragmentation + ALLOCATOR_SLACK_BYTES + outside
+    return needed

@@ -366,32 +366,34 @@ def _with_micro_batches(space: Space, table: IntArray) -> IntArray:
 def _with_schedules(space: Space, table: IntArray) -> IntArray:
     pins, can = space.constraints, space.capability
     deepest = max(1, min(can.virtual_stages, space.layers // 2)) if "interleaved_1f1b" in can.schedules else 1
-    options = []
-    for virtual in degrees(pins.virtual_stages, range(1, deepest + 1)):
-        options += [(virtual, 0), (virtual, 1)] if virtual == 1 else [(virtual, 2)]
-    table = _cross(table, options, 2)
-    pp, count, chunks, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
-    rounds = np.maximum(count // pp, 1)
-    keep = ((pp == 1) == (schedule == 0)) & (pp * chunks <= space.layers)
-    keep &= (schedule != 2) | (count % rounds == 0)
-    keep &= (pp == 1) | np.isin(
-        schedule, [SCHEDULES.index(name) for name in can.schedules if name in SCHEDULES]
-    )
+    chunks = degrees(pins.virtual_stages, range(1, deepest + 1))
+    names = [name for name in SCHEDULES if name == "none" or name in can.schedules]
     if pins.schedule is not None:
-        keep &= schedule == (SCHEDULES.index(pins.schedule) if pins.schedule in SCHEDULES else -1)
-    legal: IntArray = table[keep]
-    return legal
+        names = [name for name in names if name == pins.schedule]
+    alone = [(1, 0)] if 1 in chunks and "none" in names else []
+    piped = [(virtual, 1 if virtual == 1 else 2) for virtual in chunks]
+    piped = [option for option in piped if SCHEDULES[option[1]] in names]
+    several = table[:, 0] > 1
+    single = table[~several]
+    table = _cross(table[several], piped, 2)
+    pp, count, virtual, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
+    dealt = count % np.maximum(count // pp, 1) == 0
+    table = table[(pp * virtual <= space.layers) & ((schedule != 2) | dealt)]
+    return np.vstack([_cross(single, alone, 2), table])
 
 
 def _with_policies(space: Space, table: IntArray, *, widest: bool = False) -> IntArray:
     pins, can = space.constraints, space.capability
-    levels = {max(can.zero), max(can.zero_with_pipeline)} if widest else {*can.zero, *can.zero_with_pipeline}
-    zeros = degrees(pins.zero, sorted(levels))
     policies = [pins.recompute] if pins.recompute is not None else list(can.recompute)
-    options = [(zero, RECOMPUTE.index(policy)) for zero in zeros for policy in policies]
-    table = _cross(table, options, 2)
-    piped, zero = table[:, 0] > 1, table[:, 10]
-    allowed = np.where(piped, np.isin(zero, can.zero_with_pipeline), np.isin(zero, can.zero))
-    if widest and pins.zero is None:
-        allowed &= zero == np.where(piped, max(can.zero_with_pipeline), max(can.zero))
-    return table[allowed]
+
+    def options(offered: tuple[int, ...]) -> list[tuple[int, int]]:
+        levels = degrees(pins.zero, [max(offered)] if widest else offered, lambda level: level in offered)
+        return [(zero, RECOMPUTE.index(policy)) for zero in levels for policy in policies]
+
+    several = table[:, 0] > 1
+    return np.vstack(
+        [
+            _cross(table[~several], options(can.zero), 2),
+            _cross(table[several], options(can.zero_with_pipeline), 2),
+        ]
+    )

@@ -139,7 +139,8 @@ def _memory(stage: StagePlan) -> Iterable[RenderableType]:
     )
     yield Text(
         f"allocated {units.gibibytes(worst.allocated_bytes)},"
-        f" reserved {units.gibibytes(worst.reserved_bytes)}, outside the allocator {units.gibibytes(worst.outside_bytes)}",
+        f" reserved {units.gibibytes(worst.reserved_bytes)},"
+        f" outside the allocator {units.gibibytes(worst.outside_bytes)}",
         style="dim",
     )
     yield _bar(worst)
@@ -175,7 +176,8 @@ def _time(stage: StagePlan) -> Iterable[RenderableType]:
     yield Text.assemble(
         ("Time", "bold"),
         f" of one step: {units.duration(stage.step_seconds)};"
-        f" {units.count(stage.tokens_per_second)} tokens/s, MFU {units.percent(stage.mfu)}, HFU {units.percent(stage.hfu)}",
+        f" {units.count(stage.tokens_per_second)} tokens/s,"
+        f" MFU {units.percent(stage.mfu)}, HFU {units.percent(stage.hfu)}",
     )
     table = _table(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     for item in stage.time:

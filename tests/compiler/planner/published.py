@@ -136,8 +136,8 @@ TORCHTITAN = (
         step_of(5605, 8192, TITAN_128), 67.0, **TITAN),
 )  # fmt: skip
 DEEPEP = (
-    "DeepEP sends a token once per node where NCCL's all-to-all sends it once per expert; batch, recomputation"
-    " and number formats of the states are not published (bf16 states assumed)"
+    "DeepEP sends a token once per node where NCCL's all-to-all sends it once per expert; batch,"
+    " recomputation and number formats of the states are not published (bf16 states assumed)"
 )
 AUTOMODEL = (
     Run("NeMo AutoModel, Qwen3-30B-A3B, 8 x H100, EP 8", "qwen3_30b_a3b", H100, 8, 4096, QWEN,
