@@ -40,18 +40,18 @@ def story(slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("story")
     build = built(folder / "build", "tiny", *SLURM)
     run = launch(slurm, build, folder / "runs", "troubled")
-    slurm.wait_for(lambda: step(run) >= 2, "the run trains", 180)
+    slurm.wait_for(lambda: step(run) >= 2, "the run trains", 300)
     nodes = slurm.nodes(first_job(run))
 
     slurm.run("sbatch", "--partition=urgent", "--exclusive", f"--nodelist={nodes}", "--wrap=sleep 1")
-    slurm.wait_for(lambda: "preempted" in reasons(run), "the run saves and makes room", 120)
+    slurm.wait_for(lambda: "preempted" in reasons(run), "the run saves and makes room", 300)
     queue = slurm.run("squeue", "--noheader", "--format=%i %T %E").stdout
     reached = step(run)
 
-    slurm.wait_for(lambda: step(run) > reached, "the run goes on", 180)
+    slurm.wait_for(lambda: step(run) > reached, "the run goes on", 300)
     lost = slurm.nodes(first_job(run)).split(",")[-1]
     slurm.kill_node(lost)
-    slurm.wait_for(lambda: record.is_done(run, ("short", "long")), "the run finishes", 240)
+    slurm.wait_for(lambda: record.is_done(run, ("short", "long")), "the run finishes", 600)
     slurm.start_node(lost)
     return Story(train_without_slurm(build, folder / "unbroken"), run, nodes, queue, lost)
 
@@ -137,7 +137,7 @@ def test_a_node_that_fails_the_pre_flight_is_left_out(
     monkeypatch.setenv("SHIPWAY_PYTHON", str(python_that_dies_on("n1", tmp_path)))
     run = launch(slurm, build, tmp_path / "runs", "bad-node")
     first, last = first_job(run), (run / "jobs" / "02-long").read_text().strip()
-    slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 120)
+    slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 300)
     described = slurm.run("scontrol", "show", "job", first_job(run)).stdout
     assert "ExcNodeList=n1" in described
     follows = ("squeue", "--noheader", f"--jobs={last}", "--format=%E")
