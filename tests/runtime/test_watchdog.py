@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from pathlib import Path
 
+import pytest
+
+from shipway.runtime.exit_codes import ExitCode
 from shipway.runtime.watchdog import Limits, Watchdog, Whereabouts, furthest_behind
 
 
@@ -54,6 +58,33 @@ def test_verdict_says_rank_host_step_and_the_late_one() -> None:
     assert text.startswith("rank 1 on ")
     assert "step 5 (update)" in text
     assert text.endswith("furthest behind: rank 2 on late-host (step 5, data)")
+
+
+def _hang(folder: Path) -> None:
+    dog = Watchdog(
+        0, 1, Limits(1.0, 0.2), Notes(), folder / "stacks", on_hang=(folder / "verdict").write_text
+    )
+    dog.step_begins(1)
+    dog.step_ends()
+    dog.start()
+    dog.step_begins(2)
+    stuck_in_this_function()
+
+
+def stuck_in_this_function() -> None:
+    time.sleep(60)
+
+
+def test_hung_process_dumps_its_stacks_and_ends_as_retryable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shipway.runtime.watchdog.GRACE_SECONDS", 0.0)
+    process = multiprocessing.get_context("fork").Process(target=_hang, args=(tmp_path,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == ExitCode.RETRYABLE
+    assert "has been in step 2" in (tmp_path / "verdict").read_text()
+    assert "stuck_in_this_function" in (tmp_path / "stacks").read_text()
 
 
 def test_step_within_its_time_is_no_hang() -> None:
