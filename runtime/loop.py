@@ -37,6 +37,7 @@ def _loop(run: StageRun) -> ExitCode:
     status = _StatusWriter(run)
     while run.position.stage_step < stage.steps:
         result = _one_step(run, memory, status)
+        context.watchdog.step_ends()
         guard.judge(result)
         _evaluate(run, evaluator)
         stopping = context.stop.agreed(context.groups.control)
@@ -44,13 +45,13 @@ def _loop(run: StageRun) -> ExitCode:
         if stopping or ended or run.position.step % checkpoints.every_steps == 0:
             context.watchdog.phase("checkpoint")
             run.save()
-        context.watchdog.step_ends()
         if stopping and not ended:
             context.checkpointer.wait()
             status.write(force=True)
             context.display.message(f"stopped as asked after step {run.position.step}, saved")
             return ExitCode.PREEMPTED
     status.write(force=True)
+    context.watchdog.pause()
     return ExitCode.DONE
 
 

@@ -23,8 +23,10 @@ from typing import Protocol
 
 from shipway.runtime.exit_codes import ExitCode
 
-PHASES = ("data", "forward and backward", "gradients", "update", "evaluation", "checkpoint", "between steps")
-"""In the order of a step."""
+PHASES = ("data", "forward and backward", "gradients", "update", "evaluation", "checkpoint", "preparation")
+"""In the order of a step; preparation is what comes before the first one."""
+UNMEASURED_FACTOR = 10.0
+"""Evaluation and checkpoints have no median to go by: they may take this many times a step's limit."""
 POLL_SECONDS = 1.0
 NOTE_SECONDS = 5.0
 """Notes are at most this old, so that a large job does not drown its store."""
@@ -111,15 +113,21 @@ class Watchdog:
         self._phase = name
 
     def step_ends(self) -> None:
-        """The step has ended; what follows is not part of it."""
+        """The update is made: what follows until the next step is timed apart."""
         self._durations.append(time.monotonic() - self._began)
-        self._phase, self._began = PHASES[-1], time.monotonic()
+        self._began = time.monotonic()
+
+    def pause(self) -> None:
+        """No step is running: a stage is being prepared, which nothing is known of."""
+        self._phase = PHASES[-1]
 
     def verdict(self) -> str | None:
         """What is wrong, when this rank's time is up; reads the other ranks' notes."""
         elapsed = time.monotonic() - self._began
         limit = self.limits.seconds(list(self._durations))
-        if elapsed <= limit:
+        if self._phase in ("evaluation", "checkpoint"):
+            limit *= UNMEASURED_FACTOR
+        if self._phase == PHASES[-1] or elapsed <= limit:
             return None
         self._leave_note()
         late = furthest_behind(self._read_notes())

@@ -56,8 +56,8 @@ def _axis(axis: MeshAxis, name: str, field: str, proven: bool) -> AxisSupport:
 CAPABILITY = Capability(
     axes=(
         _axis("pp", "pipeline parallel", "pipeline_parallel", False),
-        _axis("dp_replicate", "replicated data parallel", "data_parallel_replicate", False),
-        _axis("dp_shard", "sharded data parallel", "data_parallel_shard", False),
+        _axis("dp_replicate", "replicated data parallel", "data_parallel_replicate", True),
+        _axis("dp_shard", "sharded data parallel", "data_parallel_shard", True),
         _axis("cp", "context parallel", "context_parallel", False),
         _axis("tp", "tensor parallel", "tensor_parallel", False),
         _axis("ep", "expert parallel", "expert_parallel", False),
