@@ -16,9 +16,11 @@ from torch import nn
 
 from shipway.runtime.initialise import initialise
 from shipway.runtime.mesh import Mesh
+from shipway.runtime.parallel.context import apply_context_parallel
 from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
 from shipway.runtime.parallel.expert import apply_expert_parallel
 from shipway.runtime.parallel.recompute import apply_recompute
+from shipway.runtime.parallel.tensor import apply_tensor_parallel
 from shipway.schemas.training import Precision
 
 
@@ -67,7 +69,9 @@ def build_parallel_model(module: ModuleType, mesh: Mesh, precision: Precision, s
 
 def parallelize(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     """Apply every axis of the mesh to a model on the meta device, in place and in order."""
+    apply_tensor_parallel(model, mesh)
     apply_expert_parallel(model, mesh)
+    apply_context_parallel(model, mesh)
     apply_recompute(model, mesh.layout.recompute)
     apply_fsdp(model, mesh, precision)
 

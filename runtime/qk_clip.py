@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shipway.runtime.mesh import Mesh
 from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.shards import block_of, local_tensor
 from shipway.schemas.model import LatentAttention
@@ -46,6 +47,7 @@ class QkClip:
             if largest is None:
                 continue
             mesh.all_reduce(largest, ["dp_replicate", "fsdp"], op=dist.ReduceOp.MAX)
+            largest = _of_all_heads(largest, mesh)
             factor = (self.threshold / largest).clamp(max=1.0)
             query = attention.q_up if hasattr(attention, "q_up") else attention.q_proj
             scale_rows(query.weight, self._query_rows(factor))
@@ -81,6 +83,15 @@ class QkClip:
         q, k, _, *bounds = inputs
         found = largest_logits(q, k, core.scale, *bounds)
         self.largest[name] = torch.maximum(self.largest[name], found) if name in self.largest else found
+
+
+def _of_all_heads(largest: Tensor, mesh: Mesh) -> Tensor:
+    """[H] from this rank's heads [H / tp]."""
+    if mesh.size("tp") == 1:
+        return largest
+    whole = largest.new_empty(mesh.size("tp") * len(largest))
+    dist.all_gather_into_tensor(whole, largest, group=mesh.group("tp"))
+    return whole
 
 
 def largest_logits(q: Tensor, k: Tensor, scale: float, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -10,7 +10,8 @@ from shipway.runtime.parallelize import ParallelModel
 ExpertLoads = dict[str, Tensor]
 """Hits of each expert [E] in the step, over all ranks, by layer name."""
 
-DATA_AXES = ("dp_replicate", "fsdp")
+DATA_AXES = ("dp_replicate", "fsdp", "tp")
+"""Axes whose ranks route different tokens."""
 
 
 def routers(model: ParallelModel) -> dict[str, nn.Module]:

@@ -14,7 +14,7 @@ from shipway.runtime.data.loader import Loader, make_loader
 from shipway.runtime.environment import describe_environment
 from shipway.runtime.mesh import Mesh, build_mesh, fit_layout
 from shipway.runtime.optimizers import build_optimizer
-from shipway.runtime.parallel.support import check_layout
+from shipway.runtime.parallel.support import check_layout, check_model
 from shipway.runtime.parallelize import ParallelModel, build_parallel_model
 from shipway.runtime.qk_clip import QkClip
 from shipway.runtime.trainer import Trainer
@@ -87,6 +87,7 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
     training = context.plan.blueprint.training
     layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
     check_layout(layout)
+    check_model(layout, context.plan.blueprint.model, stage.context_tokens)
     mesh = build_mesh(layout, context.device, context.meshes)
     model = build_parallel_model(context.module, mesh, training.precision, training.seed)
     optimizer = build_optimizer(

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from shipway.runtime.data.batch import Batch
+from shipway.runtime.data.context_parallel import shard_for_context_parallel
 from shipway.runtime.gradients import clip, gradient_norm, zero_missing
 from shipway.runtime.optimizers import Optimizer
 from shipway.runtime.parallel.data import reduce_replicated, replicated_parameters, set_gradient_sync
+from shipway.runtime.parallel.tensor import reduce_tensor_parallel
 from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.qk_clip import QkClip
 from shipway.runtime.routing import ExpertLoads, read_and_balance, reset_counters
@@ -94,7 +96,8 @@ class Trainer:
         total = torch.zeros((), device=mesh.device)
         for index, batch in enumerate(batches):
             set_gradient_sync(model, last=index == len(batches) - 1)
-            on_device = batch.to(mesh.device)
+            mine = shard_for_context_parallel(batch, mesh.rank("cp"), mesh.size("cp"))
+            on_device = mine.to(mesh.device)
             loss = model(
                 on_device.tokens, on_device.labels, on_device.cu_seqlens, **on_device.image_arguments
             )
@@ -107,6 +110,7 @@ class Trainer:
         zero_missing(self._parameters)
         for part in self.model.parts:
             reduce_replicated(replicated_parameters(part).values(), mesh)
+        reduce_tensor_parallel(self._parameters, mesh)
         return gradient_norm(self._parameters, mesh)
 
     def _update(self, norm: Tensor, learning_rate: float) -> None:

@@ -63,13 +63,15 @@ def model_scorer(model: nn.Module) -> Scorer:
             found.append(_in_chunks(read_out, hidden, batch.labels))
             return hidden.new_zeros(())
 
-        training = model.training
+        training, own = model.training, vars(model).get("read_out")
         model.eval()
         model.read_out = score_hidden  # type: ignore[assignment]
         try:
             model(batch.tokens, None, batch.cu_seqlens, **batch.image_arguments)
         finally:
             del model.read_out
+            if own is not None:  # tensor parallel had put it there
+                model.read_out = own
             model.train(training)
         return found[0]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import Mesh
+from shipway.runtime.shards import local_tensor
 from shipway.schemas.training import Precision
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -40,7 +42,12 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = mesh.layout.zero == 3
-    ignored = set(replicated_parameters(model).values())
+    options: dict[str, Any] = {
+        "mesh": mesh.fsdp,
+        "mp_policy": policy,
+        "ignored_params": set(replicated_parameters(model).values()),
+        "shard_placement_fn": partial(_placement, mesh.size("fsdp")),
+    }
     for layer in all_layers(model).values():
         feed_forward = layer.feed_forward
         if hasattr(feed_forward, "experts"):
@@ -49,13 +56,11 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
                 mesh=mesh.expert_fsdp,
                 mp_policy=policy,
                 reshard_after_forward=reshard,
-                shard_placement_fn=partial(_expert_placement, mesh),
+                shard_placement_fn=partial(_placement, mesh.size("expert_shard")),
             )
             fully_shard(feed_forward.router, mesh=mesh.fsdp, mp_policy=exact, reshard_after_forward=reshard)
-        fully_shard(
-            layer, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=reshard, ignored_params=ignored
-        )
-    fully_shard(model, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=False, ignored_params=ignored)
+        fully_shard(layer, reshard_after_forward=reshard, **options)
+    fully_shard(model, reshard_after_forward=False, **options)
     for module in fsdp_modules(model):
         # The loss is divided by the global count of tokens, so gradients are summed, never averaged.
         module.set_gradient_divide_factor(1.0)
@@ -69,21 +74,20 @@ def all_layers(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.layers.items()) | further
 
 
-def _expert_placement(mesh: Mesh, parameter: nn.Parameter) -> Shard | None:
-    """Whole experts to each rank where they can be dealt out evenly; else each expert's first even dimension.
+def _placement(ranks: int, parameter: nn.Parameter) -> Shard | None:
+    """FSDP's dimension of a parameter: the first, unless it is split already and unevenly so.
 
-    FSDP shards a dimension that expert parallel has sharded already only when it divides.
+    What is sharded twice along one dimension must divide evenly, and so must any dimension but the first.
     """
-    ranks, parallel = mesh.size("expert_shard"), mesh.size("ep")
-    if parallel == 1 or parameter.shape[0] % (ranks * parallel) == 0:
+    split = {p.dim for p in parameter.placements} if isinstance(parameter, DTensor) else set()
+    if 0 not in split or local_tensor(parameter).shape[0] % ranks == 0:
         return Shard(0)
-    for dimension in (1, 2):
-        if parameter.shape[dimension] % ranks == 0:
+    for dimension in range(1, parameter.ndim):
+        if dimension not in split and parameter.shape[dimension] % ranks == 0:
             return Shard(dimension)
-    experts, rows, columns = parameter.shape
     raise Fatal(
-        f"{ranks} ranks share the {experts // parallel} experts of an expert-parallel rank, and divide neither"
-        f" them nor a matrix of {rows} x {columns}: choose another expert_parallel or data_parallel_shard"
+        f"{ranks} ranks cannot share a block of shape {tuple(local_tensor(parameter).shape)} evenly:"
+        " choose another data_parallel_shard, tensor_parallel or expert_parallel"
     )
 
 

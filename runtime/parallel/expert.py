@@ -62,7 +62,7 @@ def apply_expert_parallel(model: nn.Module, mesh: Mesh) -> None:
 def exchange_and_compute(
     module: nn.Module, group: dist.ProcessGroup, rows: Tensor, offsets: Tensor
 ) -> Tensor:
-    """The experts' forward: rows [R, L] sorted by expert, offsets [E] where each expert's end -> [R, L].
+    """The forward of experts: rows [R, L] sorted by expert, offsets [E] where each one's end -> [R, L].
 
     A rank receives the rows of its experts and no padding; one transfer to the host tells the splits.
     """

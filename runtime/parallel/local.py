@@ -1,4 +1,4 @@
-"""Modules whose parameters are sharded by tensor or expert parallel, computing with this rank's part alone."""
+"""Modules whose parameters are sharded by tensor or expert parallel, computing with this rank's part."""
 
 from __future__ import annotations
 
