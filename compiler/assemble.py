@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from shipway.compiler.evaluate import Tables, evaluate, tables, time_breakdown
+from shipway.compiler.evaluate import evaluate, time_breakdown
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger import Chosen, ledger
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.operators.base import Operator, Shard, flops
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import Found, verdict
+from shipway.compiler.tables import Tables, tables
 from shipway.schemas.plan import (
     Alternative,
     MemoryBudget,

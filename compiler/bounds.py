@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.evaluate import Tables, cells_of, shardings_of, unique_rows
 from shipway.compiler.evaluate_states import Bytes, StateCosts, element_bytes, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
+from shipway.compiler.tables import Tables, cells_of, shardings_of, unique_rows
 from shipway.compiler.workload import LAST, Workload
 
 Floats = npt.NDArray[np.float64]

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler import bounds
-from shipway.compiler.evaluate import Chunked, Tables, chunk, handed_over, pass_seconds
+from shipway.compiler.chunked import Chunked, chunk, handed_over
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import by_rank, kept_activations, receive_buffers, stays_gathered
 from shipway.compiler.problem import Problem
+from shipway.compiler.step_time import pass_seconds
+from shipway.compiler.tables import Tables
 from shipway.compiler.workload import LAST
 
 Floats = npt.NDArray[np.float64]

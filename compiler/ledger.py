@@ -8,21 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.chunked import groups_of, handed_over
 from shipway.compiler.communication import algorithm
-from shipway.compiler.evaluate import (
-    EXPOSED,
-    Group,
-    Tables,
-    groups_of,
-    handed_over,
-    replicate_seconds,
-    send_seconds,
-)
+from shipway.compiler.evaluate import Group
 from shipway.compiler.evaluate_parts import axis_paths
 from shipway.compiler.fabric import path
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.operators.base import Operator, Transfer
 from shipway.compiler.problem import Problem
+from shipway.compiler.step_time import EXPOSED, replicate_seconds, send_seconds
+from shipway.compiler.tables import Tables
 from shipway.schemas.plan import Collective
 
 Floats = npt.NDArray[np.float64]

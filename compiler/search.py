@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler import bounds
-from shipway.compiler.evaluate import Evaluation, Tables, evaluate, tables, with_splits
+from shipway.compiler.evaluate import Evaluation, evaluate
 from shipway.compiler.evaluate_cores import core_bounds
 from shipway.compiler.layouts import (
     Candidates,
@@ -27,6 +27,7 @@ from shipway.compiler.layouts import (
     splits,
 )
 from shipway.compiler.problem import Problem
+from shipway.compiler.tables import Tables, tables, with_splits
 from shipway.schemas.plan import Verdict
 
 Floats = npt.NDArray[np.float64]

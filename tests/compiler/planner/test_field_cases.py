@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from shipway.compiler.assemble import choose, stage_memory
-from shipway.compiler.evaluate import row_counts, tables
+from shipway.compiler.chunked import row_counts
 from shipway.compiler.layouts import from_layout
 from shipway.compiler.ledger import Chosen
 from shipway.compiler.pipeline import make_plan
+from shipway.compiler.tables import tables
 from shipway.schemas.layout import Layout
 from shipway.schemas.plan import MemoryBudget, Plan
 from tests.compiler.planner.planning import blueprint, cluster, problem_of, rebuilt

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from shipway.compiler import bounds
-from shipway.compiler.evaluate import evaluate, tables, with_splits
+from shipway.compiler.evaluate import evaluate
 from shipway.compiler.evaluate_cores import core_bounds
 from shipway.compiler.layouts import enumerate_layouts, splits
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import exhaustive, search
+from shipway.compiler.tables import tables, with_splits
 from tests.compiler.planner.planning import blueprint, cluster, problem_of, rebuilt
 
 CASES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,135 @@
+"""Seconds of one optimizer step on the critical path, vectorised over layouts that are cut alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shipway.compiler.chunked import Chunked, groups_of, handed_over
+from shipway.compiler.layouts import Candidates
+from shipway.compiler.memory import ChunkStates, by_rank
+from shipway.compiler.problem import Problem
+from shipway.compiler.schedule import pipeline_seconds
+from shipway.compiler.workload import FIRST
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PASSES = "passes"
+
+EXPOSED = "parameter gather and gradient reduction, exposed"
+
+OPTIMIZER_TIME = "optimizer"
+
+CHECKPOINTS = "checkpoints, spread over steps"
+
+
+def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[str, Floats]:
+    """Seconds on the critical path of one optimizer step; `passes` are forward and backward."""
+    forward, backward = chunked.cells("forward"), chunked.cells("backward")
+    return {
+        PASSES: pass_seconds(problem, chunked, forward, backward),
+        EXPOSED: exposed_sharding(problem, chunked, backward),
+        OPTIMIZER_TIME: optimizer_seconds(problem, chunked, states),
+        CHECKPOINTS: checkpoint_seconds(problem, chunked, states),
+    }
+
+
+def pass_seconds(problem: Problem, chunked: Chunked, forward: Floats, backward: Floats) -> Floats:
+    """Length of all forward and backward passes of a step."""
+    send = send_seconds(problem, chunked)
+    return pipeline_seconds(forward, backward, send, chunked.own.micro_batches, chunked.pp)
+
+
+def send_seconds(problem: Problem, chunked: Chunked) -> Floats:
+    """Time to pass the largest hand-over of one micro-batch to the next pipeline rank."""
+    own = chunked.own
+    if chunked.pp == 1:
+        return np.zeros(len(own))
+    size, stride = groups_of(own)["pp"]
+    received, _ = handed_over(chunked)
+    seconds: Floats = problem.network.collective_seconds("send_receive", received.max(axis=1), size, stride)
+    return seconds
+
+
+def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Floats:
+    """What FSDP's gathers and reductions add to the step.
+
+    Without a pipeline each micro-batch gathers a row while the one before runs, forward and (ZeRO 3)
+    backward, and reduces a row while the next one's backward runs. Under a pipeline parameters are
+    gathered once, under the first forward, and gradients reduced once, after a chunk's last backward.
+    """
+    own, pp, cell, sharding = chunked.own, chunked.pp, chunked.cell, chunked.sharding
+    parts, states = chunked.shared.parts, chunked.shared.states
+    gather, reduce = states.gather_seconds[:, sharding], states.reduce_seconds[:, sharding]
+    replicate = replicate_seconds(problem, chunked)
+    late = chunked.sum(np.maximum(gather - parts.forward[:, cell], 0))
+    if pp == 1:
+        behind = parts.backward[own.recompute, :, cell].T
+        regather = np.where(own.zero == 3, gather, 0.0)
+        later = chunked.sum(np.maximum(regather + reduce - behind, 0))[:, 0]
+        edges = gather[FIRST] + reduce[FIRST]
+        once = chunked.sum(np.maximum(replicate + regather + reduce - behind, 0))[:, 0] - later
+        alone: Floats = own.micro_batches * (late[:, 0] + later + edges) + once + replicate[FIRST]
+        return alone
+    virtual = late.shape[1] // pp
+    first = by_rank(late, pp).sum(axis=1).max(axis=1)
+    again = late.max(axis=1) * _regathers(problem, own, pp, virtual)
+    # A rank's reduction runs while the ranks before it still go backward.
+    total = by_rank(chunked.sum(reduce + replicate), pp)
+    own_backward = by_rank(backward, pp)[:, 0, :]
+    slack = np.cumsum(own_backward, axis=1) - own_backward
+    tail = np.maximum(total[:, 0, :] - slack, 0.0).max(axis=1)
+    piped: Floats = first + again + tail
+    return piped
+
+
+def _regathers(problem: Problem, own: Candidates, pp: int, virtual: int) -> Floats:
+    """Gathers beyond the first of each chunk: torch keeps only a few chunks of a rank gathered."""
+    if virtual <= problem.space.capability.active_stages_gathered:
+        return np.zeros(len(own))
+    return 2.0 * virtual * np.maximum(own.micro_batches / pp - 1, 0)
+
+
+def replicate_seconds(problem: Problem, chunked: Chunked) -> Floats:
+    """All-reduce of each row's gradient shard over the replicas: [rows, layouts]."""
+    size, stride = groups_of(chunked.own)["dp_replicate"]
+    states, sizes = chunked.shared.states, chunked.shared.sizes
+    if (size == 1).all():
+        return np.zeros((len(states.shard_numel), len(chunked.own)))
+    shard = states.shard_numel[:, chunked.sharding] * sizes.gradient
+    seconds: Floats = problem.network.collective_seconds("all_reduce", shard, size, stride)
+    return seconds
+
+
+def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
+    """Clip, update and orthogonalise on the busiest rank.
+
+    AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two,
+    and moves each shard of the momentum to its matrix's owner and back in bf16.
+    """
+    sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
+    adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
+    work = by_rank(chunked.states("muon_flops"), pp).sum(axis=1)
+    moved = adamw * (3 * sizes.master + 4 * sizes.moment) + muon * (3 * sizes.master + 2 * sizes.moment)
+    norm = (adamw + muon) * 2 * sizes.master
+    seconds = m.memory_seconds(moved * m.efficiency.eager_elementwise + norm)
+    seconds = seconds + work / (m.peak_flops * m.efficiency.orthogonalisation)
+    size, stride = groups_of(chunked.own)["dp_shard"]
+    exchange = problem.network.collective_seconds("all_to_all", muon.max(axis=1) * 2, size, stride)
+    result: Floats = seconds.max(axis=1) + 2 * exchange
+    return result
+
+
+def checkpoint_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
+    """Stall of one save over the steps between saves: the copy to the host, or the whole write."""
+    checkpoints, cluster = problem.blueprint.training.checkpoints, problem.blueprint.cluster
+    sizes, pp, own = chunked.shared.sizes, chunked.pp, chunked.own
+    moments = 2 * states.adamw_numel + states.muon_numel
+    mine = by_rank(states.shard_numel * sizes.master + moments * sizes.moment, pp).sum(axis=1)
+    stall = mine.max(axis=1) / cluster.device.host_bandwidth
+    if not checkpoints.asynchronous:
+        written = mine.mean(axis=1) * own.world / own.replicate
+        stall = stall + written / cluster.storage.write_bandwidth
+    result: Floats = stall / checkpoints.every_steps
+    return result

@@ -1,0 +1,197 @@
+"""Costs that the layouts of a stage share, each worked out once.
+
+Layouts share cells (how a micro-batch is cut), shardings (how states are) and cuts of the model: a
+million layouts ask the catalogue a few thousand times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from shipway.compiler.cut import RESOLUTION, cut
+from shipway.compiler.evaluate_parts import POLICIES, Cells, PartCosts, load_imbalance, part_costs
+from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, element_bytes, state_costs
+from shipway.compiler.layouts import Candidates
+from shipway.compiler.problem import Problem
+from shipway.compiler.workload import FIRST, LAST, Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+CELL_SUMS = ("forward", "backward", "saved")
+"""Running sums that do not depend on the sharding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Costs that the layouts of a stage share, and where each layout finds its own."""
+
+    cells: Cells
+    cell_of: Ints
+    parts: PartCosts
+    shardings: Shardings
+    sharding_of: Ints
+    states: StateCosts
+    sizes: Bytes
+    work: Workload
+    sums: dict[tuple[str, int], Floats] = field(default_factory=dict)
+    """Running sums over layers that have been asked for, see `running`."""
+    cuts: dict[tuple[bytes, int], tuple[int, ...]] = field(default_factory=dict)
+    """Boundaries by rounded costs and chunks."""
+    guesses: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The latest cut for a number of chunks, near to the next one."""
+
+    @cached_property
+    def rounded(self) -> Ints:
+        """Seconds of each row in steps of the heaviest layer's, [rows, policies, cells], for cutting."""
+        both = (self.parts.forward[None] + self.parts.backward).transpose(1, 0, 2)
+        heaviest = both[np.unique(self.work.layer_rows)].max(axis=0)
+        steps: Ints = np.rint(both / heaviest * RESOLUTION).astype(np.int64)
+        return steps
+
+    def take(self, index: Ints) -> Tables:
+        """The same tables for a selection of layouts."""
+        result = replace(self, cell_of=self.cell_of[index], sharding_of=self.sharding_of[index])
+        result.__dict__["rounded"] = self.rounded
+        return result
+
+    def alone(self, layout: int) -> Tables:
+        """Tables of one layout, with nothing else in them."""
+        cell, sharding = int(self.cell_of[layout]), int(self.sharding_of[layout])
+        zero = np.zeros(1, dtype=np.int64)
+        result = Tables(
+            self.cells.at(cell),
+            zero,
+            self.parts.at(cell),
+            self.shardings.at(sharding),
+            zero,
+            self.states.at(sharding),
+            self.sizes,
+            self.work,
+        )
+        result.__dict__["rounded"] = self.rounded[:, :, cell : cell + 1]
+        return result
+
+    def running(self, name: str, policy: int = 0) -> Floats:
+        """Running sums of a quantity over layers: [cells or shardings, layers + 1].
+
+        The first row belongs to the first layer and the last row to the last: the sum between two
+        boundaries is a chunk's.
+        """
+        key = (name, policy)
+        held = self.sums.get(key)
+        if held is None:
+            held = self.sums[key] = _running(self.work, self._per_row(name, policy))
+        return held
+
+    def _per_row(self, name: str, policy: int) -> Floats:
+        match name:
+            case "forward":
+                result: Floats = self.parts.forward
+            case "backward" | "saved":
+                result = getattr(self.parts, name)[policy]
+            case _:
+                result = getattr(self.states, name)
+        return result
+
+
+def _running(work: Workload, per_row: Floats) -> Floats:
+    layers = per_row[work.layer_rows].T
+    result = np.zeros((layers.shape[0], layers.shape[1] + 1))
+    result[:, 1:] = layers
+    result[:, 1] += per_row[FIRST]
+    result[:, -1] += per_row[LAST]
+    return np.cumsum(result, axis=1, out=result)
+
+
+def tables(problem: Problem, candidates: Candidates) -> Tables:
+    """Cells and shardings of all candidates, evaluated."""
+    c = candidates
+    cell_rows, cell_of = unique_rows(c.micro_batch, c.cp, c.tp, c.ep)
+    cells = cells_of(problem, cell_rows)
+    shardings, sharding_of = shardings_of(c)
+    training = problem.blueprint.training
+    return Tables(
+        cells=cells,
+        cell_of=cell_of,
+        parts=part_costs(problem.work, cells, problem.machine, problem.network, problem.fused),
+        shardings=shardings,
+        sharding_of=sharding_of,
+        states=state_costs(problem.parameters, shardings, problem.network, training),
+        sizes=element_bytes(training),
+        work=problem.work,
+    )
+
+
+def shardings_of(candidates: Candidates) -> tuple[Shardings, Ints]:
+    """Distinct shardings, and which one each layout has."""
+    c = candidates
+    region = c.shard * c.cp * c.tp
+    rows, which = unique_rows(c.tp, c.ep, c.shard * c.cp, region // c.ep)
+    return Shardings(*rows.T), which
+
+
+def unique_rows(*columns: Ints) -> tuple[Ints, Ints]:
+    """Distinct rows of equally long columns of small numbers, in sorted order, and which one each row is."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        # Mixed-radix codes sort like the rows and far faster.
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return np.column_stack(columns)[first], which.reshape(-1)
+
+
+def with_splits(problem: Problem, shared: Tables, layouts: Candidates, core: Ints) -> Tables:
+    """Tables of layouts that share their cells with cores already tabled."""
+    shardings, sharding_of = shardings_of(layouts)
+    states = state_costs(problem.parameters, shardings, problem.network, problem.blueprint.training)
+    kept = {key: sums for key, sums in shared.sums.items() if key[0] in CELL_SUMS}
+    result = replace(
+        shared,
+        cell_of=shared.cell_of[core],
+        shardings=shardings,
+        sharding_of=sharding_of,
+        states=states,
+        sums=kept,
+    )
+    result.__dict__["rounded"] = shared.rounded
+    return result
+
+
+def cells_of(problem: Problem, rows: Ints) -> Cells:
+    """Cells from rows of (sequences, cp, tp, ep)."""
+    sequences, cp, tp, ep = rows.T
+    context = np.full(len(rows), problem.space.context)
+    experts = problem.blueprint.model.feed_forward.experts
+    local_tokens = sequences * context / (cp * tp)
+    percentile = problem.machine.efficiency.load_percentile
+    return Cells(context, sequences, cp, tp, ep, load_imbalance(experts, local_tokens, ep, percentile))
+
+
+def cut_bounds(shared: Tables, own: Candidates, chunks: int) -> Ints:
+    """The balanced cut of each layout, [layouts, chunks + 1]."""
+    keys, which = np.unique(shared.cell_of * POLICIES + own.recompute, return_inverse=True)
+    if chunks == 1:
+        return np.tile(np.array([0, shared.work.layers]), (len(own), 1))
+    bounds = np.array([_cut(shared, int(key), chunks) for key in keys], dtype=np.int64)
+    spread: Ints = bounds[which.reshape(-1)]
+    return spread
+
+
+def _cut(shared: Tables, key: int, chunks: int) -> tuple[int, ...]:
+    """Cut for one cell and policy; cells whose rows cost alike share it."""
+    cell, policy = divmod(key, POLICIES)
+    costs = shared.rounded[:, policy, cell]
+    memo = (costs.tobytes(), chunks)
+    held = shared.cuts.get(memo)
+    if held is None:
+        layers = costs[shared.work.layer_rows]
+        layers[0] += costs[FIRST]
+        layers[-1] += costs[LAST]
+        held = shared.cuts[memo] = cut(layers.tolist(), chunks, shared.guesses.get(chunks))
+        shared.guesses[chunks] = held
+    return held
