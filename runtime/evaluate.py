@@ -16,6 +16,7 @@ from shipway.runtime.data.mixture import stage_weights
 from shipway.runtime.evaluation.scorer import model_scorer
 from shipway.runtime.evaluation.suite import Suite, make_suite, run_suite
 from shipway.runtime.mesh import Mesh
+from shipway.runtime.parallel.context import sliced_scorer
 from shipway.runtime.parallel.data import reshard
 from shipway.runtime.stage import StageRun
 
@@ -38,6 +39,8 @@ class Evaluator:
         mesh = self.run.mesh
         (model,) = self.run.trainer.model.parts
         score = model_scorer(model)
+        if mesh.size("cp") > 1:
+            score = sliced_scorer(score, mesh.group("cp"))
         tally = run_suite(lambda batch: score(batch.to(mesh.device)), suite)
         reshard(model)
         return tally.reduced(lambda tensor: sum_over_data_ranks(tensor, mesh)).means()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shipway.runtime.mesh import Mesh
+from shipway.runtime.parallel.context import ContextSoftmaxCore
 from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.shards import block_of, local_tensor
 from shipway.schemas.model import LatentAttention
@@ -80,8 +81,11 @@ class QkClip:
     def _watch(self, name: str, core: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if not core.training or torch._C._current_graph_task_id() != -1:
             return  # evaluation, or recomputation
-        q, k, _, *bounds = inputs
-        found = largest_logits(q, k, core.scale, *bounds)
+        q, k, v, *bounds = inputs
+        first = 0
+        if isinstance(core, ContextSoftmaxCore):
+            (k, _), first = core.gathered(k, v), core.rows.rank * q.shape[1]
+        found = largest_logits(q, k, core.scale, *bounds, first=first)
         self.largest[name] = torch.maximum(self.largest[name], found) if name in self.largest else found
 
 
@@ -94,17 +98,25 @@ def _of_all_heads(largest: Tensor, mesh: Mesh) -> Tensor:
     return whole
 
 
-def largest_logits(q: Tensor, k: Tensor, scale: float, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Largest causal attention logit of each head [H], fp32, from q, k [B, T, H, K], within documents."""
+def largest_logits(
+    q: Tensor, k: Tensor, scale: float, cu_seqlens: Tensor | None = None, first: int = 0
+) -> Tensor:
+    """Largest causal attention logit of each head [H], fp32, within documents.
+
+    q [B, T, H, K] are the tokens of each row from `first` on, k [B, first + T, H, K]; `cu_seqlens` bounds
+    the documents of whole rows, which may go on beyond.
+    """
     batch, tokens, heads, _ = q.shape
-    position = torch.arange(batch * tokens, device=q.device)
+    last = first + tokens
     if cu_seqlens is None:
-        cu_seqlens = torch.arange(0, batch * tokens + 1, tokens, device=q.device)
-    document = torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True).view(batch, tokens)
+        cu_seqlens = torch.arange(0, batch * last + 1, last, device=q.device)
+    position = torch.arange(int(cu_seqlens[-1]), device=q.device)
+    document = torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True).view(batch, -1)
     largest = torch.full((heads,), -torch.inf, device=q.device)
-    for start in range(0, tokens, QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, tokens)
-        logits = torch.einsum("bqhk,bshk->bhqs", q[:, start:end].float(), k[:, :end].float()) * scale
+    for start in range(first, last, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, last)
+        queries = q[:, start - first : end - first].float()
+        logits = torch.einsum("bqhk,bshk->bhqs", queries, k[:, :end].float()) * scale
         causal = torch.arange(start, end, device=q.device)[:, None] >= torch.arange(end, device=q.device)
         same = document[:, start:end, None] == document[:, None, :end]
         masked = logits.masked_fill(~(causal & same).unsqueeze(1), -torch.inf)

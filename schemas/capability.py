@@ -58,7 +58,7 @@ CAPABILITY = Capability(
         _axis("pp", "pipeline parallel", "pipeline_parallel", False),
         _axis("dp_replicate", "replicated data parallel", "data_parallel_replicate", True),
         _axis("dp_shard", "sharded data parallel", "data_parallel_shard", True),
-        _axis("cp", "context parallel", "context_parallel", False),
+        _axis("cp", "context parallel", "context_parallel", True),
         _axis("tp", "tensor parallel", "tensor_parallel", True),
         _axis("ep", "expert parallel", "expert_parallel", True),
     ),

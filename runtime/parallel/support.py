@@ -10,7 +10,6 @@ from shipway.schemas.model import Model
 
 UNSUPPORTED = {
     "pipeline_parallel": "pipeline parallel",
-    "context_parallel": "context parallel",
 }
 
 

@@ -1,0 +1,66 @@
+"""Context parallel trains what one process trains, with documents that cross slices anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from shipway.runtime.parallel.context import cut
+from shipway.schemas.layout import Layout
+from tests.runtime.gradient_cases import Gradients, all_gradients, assert_same
+from tests.runtime.ranks import run_ranks
+from tests.runtime.training_cases import SEQUENCES
+
+NO_PREDICTION: dict[str, Any] = {"multi_token_prediction": None}
+ALONE = Layout(micro_batch=SEQUENCES)
+CP4 = Layout(context_parallel=4, micro_batch=SEQUENCES)
+CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
+    "delta and latent": (CP4, {}, "hybrid"),
+    "rotary latent": (CP4, NO_PREDICTION, "rotary latent"),
+    "delta, rotary grouped, latent": (CP4, NO_PREDICTION, "three kinds"),
+    "unbounded delta, more value heads": (CP4, {}, "older delta"),
+    "full recomputation": (CP4.model_copy(update={"recompute": "full"}), {}, "hybrid"),
+    "selective recomputation": (CP4.model_copy(update={"recompute": "selective"}), {}, "hybrid"),
+    "with fsdp, accumulating": (
+        Layout(context_parallel=2, data_parallel_shard=2, micro_batch=2, micro_batches=2),
+        {},
+        "hybrid",
+    ),
+    "with replicas": (
+        Layout(context_parallel=2, data_parallel_replicate=2, micro_batch=4),
+        {},
+        "hybrid",
+    ),
+    "with experts over the same ranks": (
+        Layout(context_parallel=2, data_parallel_shard=2, expert_parallel=4, micro_batch=4),
+        {},
+        "hybrid",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, tuple[Gradients, Gradients]]:
+    """Found by four ranks, and by one process, of every case."""
+    expected = run_ranks(all_gradients, 1, [(ALONE, *rest) for _, *rest in CASES.values()])[0]
+    found = run_ranks(all_gradients, 4, list(CASES.values()))[0]
+    return dict(zip(CASES, zip(found, expected, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_context_parallel_trains_what_one_process_trains(
+    outcomes: dict[str, tuple[Gradients, Gradients]], name: str
+) -> None:
+    assert_same(*outcomes[name])
+
+
+def test_cut_places_every_token_in_its_whole_document() -> None:
+    bounds = torch.tensor([0, 5, 12, 12, 16, 24], dtype=torch.int32)  # two rows of 12 tokens
+    parts = [cut(bounds, 2, 4, rank, 3) for rank in range(3)]
+    positions = torch.cat([part.positions for part in parts], dim=1)
+    assert positions.tolist() == [[*range(5), *range(7)], [*range(4), *range(8)]]
+    assert [part.carried for part in parts] == [(0, 0), (4, 0), (3, 4)]
+    assert parts[1].cu_seqlens.tolist() == [0, 1, 4, 8]
+    assert parts[0].passes.tolist() == [[False, False], [False, False], [True, True]]
