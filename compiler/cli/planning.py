@@ -53,7 +53,7 @@ def plan_blueprint(read: Read, output: Output, calibration: Path | None = None) 
 
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
-    figures = _calibration(calibration, output) if calibration else None
+    figures = read_calibration(calibration, output) if calibration else None
     made = make_plan(read.blueprint, read.origin, folder=folder, calibration=figures)
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
@@ -62,7 +62,8 @@ def plan_blueprint(read: Read, output: Output, calibration: Path | None = None) 
     return made
 
 
-def _calibration(path: Path, output: Output) -> Calibration:
+def read_calibration(path: Path, output: Output) -> Calibration:
+    """The figures in a file of `shipway calibrate`, or leave with what is wrong with it."""
     from shipway.schemas.calibration import Calibration
 
     try:

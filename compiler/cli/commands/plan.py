@@ -40,6 +40,9 @@ def command(
             "--calibration", metavar="FILE", help="Figures of `shipway calibrate`.", show_default=False
         ),
     ] = None,
+    serving: Annotated[
+        bool, typer.Option("--serving", help="Capacity of serving the model on this cluster instead.")
+    ] = False,
     config_dir: ConfigDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -50,9 +53,14 @@ def command(
     from shipway.schemas.plan import canonical_json
 
     output = Output(as_json=json, quiet=quiet)
-    old = load_plan(str(diff), output) if diff is not None else None
+    old = load_plan(str(diff), output) if diff is not None and not serving else None
     if dump_after is not None:
         _dump(name, overrides, config_dir, dump_after, output)
+        return
+    if serving:
+        if diff is not None:
+            output.refuse("CL001", "--serving plans no training: there is nothing for --diff to compare", 2)
+        _serving(name, overrides, config_dir, calibration, out, output)
         return
     read = read_blueprint(name, overrides, config_dir, output)
     plan = plan_blueprint(read, output, calibration)
@@ -73,6 +81,29 @@ def command(
         from shipway.compiler.render.plan import render_plan
 
         output.show(render_plan(plan))
+
+
+def _serving(
+    name: str,
+    overrides: list[str] | None,
+    config_dir: Path | None,
+    calibration: Path | None,
+    out: Path | None,
+    output: Output,
+) -> None:
+    from shipway.compiler.cli.planning import read_blueprint, read_calibration
+    from shipway.compiler.render.serving import render_serving
+    from shipway.compiler.serving import serving
+    from shipway.schemas.plan import canonical_json
+
+    read = read_blueprint(name, overrides, config_dir, output)
+    figures = read_calibration(calibration, output) if calibration else None
+    capacity = serving(read.blueprint, figures)
+    if out is not None:
+        output.write(out, canonical_json(capacity))
+        output.note(f"serving capacity written to {out}")
+    output.data(canonical_json(capacity))
+    output.show(render_serving(capacity))
 
 
 def _dump(
