@@ -43,13 +43,22 @@ def command(
     serving: Annotated[
         bool, typer.Option("--serving", help="Capacity of serving the model on this cluster instead.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write the predicted step as a Perfetto trace.",
+            show_default=False,
+        ),
+    ] = None,
     config_dir: ConfigDir = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Plan a blueprint: parameters, layout, memory, time and cost of every stage."""
     from shipway.compiler.cli.output import Output
-    from shipway.compiler.cli.planning import load_plan, plan_blueprint, read_blueprint
+    from shipway.compiler.cli.planning import load_plan, plan_blueprint, read_blueprint, read_calibration
     from shipway.schemas.plan import canonical_json
 
     output = Output(as_json=json, quiet=quiet)
@@ -58,8 +67,8 @@ def command(
         _dump(name, overrides, config_dir, dump_after, output)
         return
     if serving:
-        if diff is not None:
-            output.refuse("CL001", "--serving plans no training: there is nothing for --diff to compare", 2)
+        if diff is not None or trace is not None:
+            output.refuse("CL001", "--serving plans no training: --diff and --trace have nothing to show", 2)
         _serving(name, overrides, config_dir, calibration, out, output)
         return
     read = read_blueprint(name, overrides, config_dir, output)
@@ -67,6 +76,12 @@ def command(
     if out is not None:
         output.write(out, canonical_json(plan))
         output.note(f"plan written to {out}")
+    if trace is not None:
+        from shipway.compiler.trace import trace_json
+
+        figures = read_calibration(calibration, output) if calibration else None
+        output.write(trace, trace_json(plan, figures))
+        output.note(f"trace written to {trace}")
     if not json:
         output.warn(read.warnings)
     if old is not None:
