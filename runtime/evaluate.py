@@ -37,12 +37,13 @@ class Evaluator:
         if not whole:
             suite = replace(suite, needle=[], tasks=[], captions=[])
         mesh = self.run.mesh
-        (model,) = self.run.trainer.model.parts
-        score = model_scorer(model)
+        model = self.run.trainer.model
+        score = model.pipeline.score if model.pipeline else model_scorer(model.parts[0])
         if mesh.size("cp") > 1:
             score = sliced_scorer(score, mesh.group("cp"))
         tally = run_suite(lambda batch: score(batch.to(mesh.device)), suite)
-        reshard(model)
+        for part in model.parts:
+            reshard(part)
         return tally.reduced(lambda tensor: sum_over_data_ranks(tensor, mesh)).means()
 
     def _make_suite(self) -> Suite:

@@ -7,7 +7,7 @@ then materialised and initialised, so that no rank ever holds more than its part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -19,6 +19,7 @@ from shipway.runtime.mesh import Mesh
 from shipway.runtime.parallel.context import apply_context_parallel
 from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
 from shipway.runtime.parallel.expert import apply_expert_parallel
+from shipway.runtime.parallel.pipeline import Chunk, Pipeline, chunks_of, keep_chunk
 from shipway.runtime.parallel.recompute import apply_recompute
 from shipway.runtime.parallel.tensor import apply_tensor_parallel
 from shipway.schemas.training import Precision
@@ -30,6 +31,8 @@ class ParallelModel:
 
     parts: tuple[nn.Module, ...]
     mesh: Mesh
+    pipeline: Pipeline | None = None
+    """What runs the parts when there is more than one pipeline rank."""
 
     def named_parameters(self) -> Mapping[str, nn.Parameter]:
         """All trainable parameters of this rank, by the single-device model's names."""
@@ -53,18 +56,31 @@ class ParallelModel:
 
 def build_parallel_model(module: ModuleType, mesh: Mesh, precision: Precision, seed: int) -> ParallelModel:
     """Instantiate `module.Model`, spread it by the mesh's layout, and initialise it from `seed`."""
-    parts = []
-    for prune in _model_parts(mesh):
-        with torch.device("meta"):
-            model = module.Model()
-        prune(model)
-        _set_master_dtype(model, precision)
-        parallelize(model, mesh, precision)
-        model.to_empty(device=mesh.device)
-        initialise(model, seed)
-        model.train()
-        parts.append(model)
-    return ParallelModel(tuple(parts), mesh)
+    with torch.device("meta"):
+        whole = module.Model()
+    if mesh.size("pp") == 1:
+        return ParallelModel((_build_part(whole, mesh, precision, seed),), mesh)
+    chunks = chunks_of(whole, mesh.layout, mesh.rank("pp"))
+    parts = tuple(_build_chunk(module, chunk, mesh, precision, seed) for chunk in chunks)
+    pipeline = Pipeline(parts, chunks, mesh, DTYPES[precision.compute], whole.norm.weight.shape[0])
+    return ParallelModel(parts, mesh, pipeline)
+
+
+def _build_chunk(module: ModuleType, chunk: Chunk, mesh: Mesh, precision: Precision, seed: int) -> nn.Module:
+    with torch.device("meta"):
+        model = module.Model()
+    keep_chunk(model, chunk)
+    return _build_part(model, mesh, precision, seed)
+
+
+def _build_part(model: nn.Module, mesh: Mesh, precision: Precision, seed: int) -> nn.Module:
+    """Spread a model (or chunk) on the meta device, and only then give it memory and values."""
+    _set_master_dtype(model, precision)
+    parallelize(model, mesh, precision)
+    model.to_empty(device=mesh.device)
+    initialise(model, seed)
+    model.train()
+    return model
 
 
 def parallelize(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
@@ -74,10 +90,6 @@ def parallelize(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     apply_context_parallel(model, mesh)
     apply_recompute(model, mesh.layout.recompute)
     apply_fsdp(model, mesh, precision)
-
-
-def _model_parts(mesh: Mesh) -> list[Callable[[nn.Module], None]]:
-    return [lambda model: None]
 
 
 def _set_master_dtype(model: nn.Module, precision: Precision) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shipway.runtime.data.batch import Batch
 from shipway.runtime.data.context_parallel import shard_for_context_parallel
+from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.gradients import clip, gradient_norm, zero_missing
 from shipway.runtime.optimizers import Optimizer
 from shipway.runtime.parallel.data import reduce_replicated, replicated_parameters, set_gradient_sync
@@ -92,12 +93,22 @@ class Trainer:
     def _forward_backward(self, batches: Sequence[Batch], valid_tokens: int) -> Tensor:
         """Accumulate gradients of the mean loss; returns the loss summed over the whole cluster."""
         mesh = self.model.mesh
+        cut = mesh.size("cp") * mesh.size("pp") > 1
+        if cut and any(batch.images is not None for batch in batches):
+            raise Fatal(
+                "images cannot be trained on under context or pipeline parallel;"
+                " plan with training.layout {context_parallel: 1, pipeline_parallel: 1}"
+            )
+        slices = [shard_for_context_parallel(b, mesh.rank("cp"), mesh.size("cp")) for b in batches]
+        if self.model.pipeline:
+            on_devices = [batch.to(mesh.device) for batch in slices]
+            total = self.model.pipeline.forward_backward(on_devices, valid_tokens)
+            return mesh.all_reduce(total, ["dp_replicate", "fsdp", "pp"])
         (model,) = self.model.parts
         total = torch.zeros((), device=mesh.device)
-        for index, batch in enumerate(batches):
+        for index, batch in enumerate(slices):
             set_gradient_sync(model, last=index == len(batches) - 1)
-            mine = shard_for_context_parallel(batch, mesh.rank("cp"), mesh.size("cp"))
-            on_device = mine.to(mesh.device)
+            on_device = batch.to(mesh.device)
             loss = model(
                 on_device.tokens, on_device.labels, on_device.cu_seqlens, **on_device.image_arguments
             )

@@ -55,7 +55,7 @@ def _axis(axis: MeshAxis, name: str, field: str, proven: bool) -> AxisSupport:
 
 CAPABILITY = Capability(
     axes=(
-        _axis("pp", "pipeline parallel", "pipeline_parallel", False),
+        _axis("pp", "pipeline parallel", "pipeline_parallel", True),
         _axis("dp_replicate", "replicated data parallel", "data_parallel_replicate", True),
         _axis("dp_shard", "sharded data parallel", "data_parallel_shard", True),
         _axis("cp", "context parallel", "context_parallel", True),

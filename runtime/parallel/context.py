@@ -45,9 +45,9 @@ def apply_context_parallel(model: nn.Module, mesh: Mesh) -> None:
     """Swap convolutions and attention cores of every layer for those that reach over slices."""
     if mesh.size("cp") == 1:
         return
-    if getattr(model, "vision", None) is not None or getattr(model, "prediction", None) is not None:
+    if getattr(model, "prediction", None) is not None:
         raise Fatal(
-            "context parallel cannot run with a vision tower or multi-token prediction;"
+            "context parallel cannot run multi-token prediction;"
             " plan with training.layout {context_parallel: 1}"
         )
     rows = Rows(mesh.group("cp"))

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shipway.runtime.exit_codes import Fatal
+from shipway.schemas.capability import CAPABILITY
 from shipway.schemas.layout import Layout
 from shipway.schemas.model import Model
 
-UNSUPPORTED = {
-    "pipeline_parallel": "pipeline parallel",
-}
-
 
 def check_layout(layout: Layout) -> None:
-    """Raise Fatal naming every axis of the layout that cannot be run yet, and the way out."""
-    asked = {field: getattr(layout, field) for field in UNSUPPORTED if getattr(layout, field) > 1}
-    if asked:
-        words = ", ".join(f"{UNSUPPORTED[field]} {degree}" for field, degree in asked.items())
-        way_out = ", ".join(f"{field}: 1" for field in asked)
-        raise Fatal(f"the runtime cannot run {words}; plan with training.layout {{{way_out}}}")
+    """Raise Fatal naming what of the layout this runtime cannot run, and the way out."""
+    if layout.pipeline_parallel == 1:
+        return
+    asked = "the runtime cannot run pipeline parallel with"
+    if layout.schedule not in CAPABILITY.schedules:
+        legal = ", ".join(CAPABILITY.schedules)
+        raise Fatal(
+            f"{asked} schedule {layout.schedule}; plan with training.layout {{schedule: one of {legal}}}"
+        )
+    if layout.zero not in CAPABILITY.zero_with_pipeline:
+        raise Fatal(f"{asked} zero {layout.zero}; plan with training.layout {{zero: 2}}")
 
 
 def check_model(layout: Layout, model: Model, context_tokens: int) -> None:
@@ -36,7 +38,8 @@ def check_model(layout: Layout, model: Model, context_tokens: int) -> None:
     if wrong:
         legal = [str(d) for d in range(1, degree) if all(count % d == 0 for count in sizes.values())]
         raise Fatal(
-            f"tensor_parallel {degree} does not divide {', '.join(wrong)}; below it {', '.join(legal)} would do"
+            f"tensor_parallel {degree} does not divide {', '.join(wrong)};"
+            f" below it {', '.join(legal)} would do"
         )
 
 
@@ -54,7 +57,5 @@ def tensor_parallel_sizes(model: Model, tokens: int) -> Iterator[tuple[str, int]
     if units.dense_inner_width:
         yield "inner columns of the dense units", units.dense_inner_width
     if units.experts and units.experts.shared:
-        yield (
-            "inner columns of the shared experts",
-            units.experts.shared_inner_width or units.experts.inner_width,
-        )
+        inner = units.experts.shared_inner_width or units.experts.inner_width
+        yield "inner columns of the shared experts", units.experts.shared * inner

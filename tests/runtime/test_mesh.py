@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import fit_layout
-from shipway.runtime.parallel.support import UNSUPPORTED, check_layout
+from shipway.runtime.parallel.support import check_layout
 from shipway.schemas.layout import Layout
 
 PLANNED = Layout(data_parallel_shard=4, tensor_parallel=2, micro_batch=2, micro_batches=3)
@@ -34,7 +36,12 @@ def test_data_parallel_layouts_run() -> None:
     check_layout(Layout(data_parallel_shard=4, data_parallel_replicate=2))
 
 
-@pytest.mark.parametrize("field", UNSUPPORTED)
-def test_axis_that_the_runtime_has_not_is_refused_with_the_way_out(field: str) -> None:
-    with pytest.raises(Fatal, match=rf"{UNSUPPORTED[field]} 2; plan with training.layout {{{field}: 1}}"):
-        check_layout(Layout(**{field: 2}))
+@pytest.mark.parametrize(
+    ("changes", "way_out"), [({"schedule": "zbv"}, "schedule: one of 1f1b"), ({"zero": 3}, "zero: 2")]
+)
+def test_pipeline_that_the_runtime_has_not_is_refused_with_the_way_out(
+    changes: dict[str, Any], way_out: str
+) -> None:
+    wanted = {"pipeline_parallel": 2, "schedule": "1f1b", "zero": 2, **changes}
+    with pytest.raises(Fatal, match=way_out):
+        check_layout(Layout(**wanted))

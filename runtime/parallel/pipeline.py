@@ -1,0 +1,219 @@
+"""Pipeline parallel: each rank keeps the layers of its model chunks, torch's schedules run them.
+
+A chunk is the generated model with the rest left out, under the names of the whole model. What passes
+between chunks is the hidden state, or with attention residuals the stack of sources [S, B, T, D], whose
+S grows with depth. Its shape is computed here, so that torch need not run the model to find out (which
+would count tokens in the routers twice).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from shipway.runtime.data.batch import Batch
+from shipway.runtime.evaluation.scorer import Scores, model_scorer
+from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.mesh import Mesh
+from shipway.schemas.layout import Layout
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of layers on one rank."""
+
+    number: int
+    """Place in the model, from 0."""
+    first_layer: int
+    end_layer: int
+    is_last: bool
+    sources: int | None
+    """Tensors that enter it, stacked; None where one hidden state does."""
+    sources_after: int | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with the embedding."""
+        return self.number == 0
+
+
+def chunks_of(model: nn.Module, layout: Layout, rank: int) -> tuple[Chunk, ...]:
+    """The chunks of pipeline rank `rank` of a whole model; raises Fatal when it cannot be cut so."""
+    problem = _problem(model, layout)
+    if problem:
+        raise Fatal(f"{problem}; plan with training.layout {{pipeline_parallel: 1}}")
+    sources = [_sources(model, end) for _, end in ((0, 0), *layout.stage_layers)]
+    chunks = len(layout.stage_layers)
+    return tuple(
+        Chunk(n, *layout.stage_layers[n], n == chunks - 1, sources[n], sources[n + 1])
+        for n in range(rank, chunks, layout.pipeline_parallel)
+    )
+
+
+def _problem(model: nn.Module, layout: Layout) -> str | None:
+    """Why a model cannot run in a pipeline, if so."""
+    chunks = layout.pipeline_parallel * layout.virtual_stages
+    if getattr(model, "head", None) is None:
+        return "pipeline parallel cannot run tied embeddings: first and last stage would share a matrix"
+    if getattr(model, "prediction", None) is not None:
+        return "pipeline parallel cannot run multi-token prediction"
+    if any(hasattr(module, "auxiliary_loss") for module in model.modules()):
+        return "pipeline parallel would lose the auxiliary loss of all stages but the last"
+    ends = [0, *(end for _, end in layout.stage_layers)]
+    starts = [start for start, _ in layout.stage_layers]
+    if len(starts) != chunks or starts != ends[:-1] or ends[-1] != len(model.layers):  # type: ignore[arg-type]
+        return f"the plan's stages {layout.stage_layers} do not cut the layers into {chunks} chunks"
+    if layout.micro_batches < layout.pipeline_parallel:
+        return (
+            f"pipeline parallel {layout.pipeline_parallel} needs at least as many micro-batches,"
+            f" there are {layout.micro_batches}: raise the global batch or lower data parallel"
+        )
+    rounds = max(1, layout.micro_batches // layout.pipeline_parallel)
+    if layout.virtual_stages > 1 and layout.micro_batches % rounds:
+        return f"interleaved 1F1B cannot run {layout.micro_batches} micro-batches in {rounds} equal rounds"
+    return None
+
+
+def _sources(model: nn.Module, layers: int) -> int | None:
+    """Sources over depth after so many layers; None without attention residuals."""
+    if not hasattr(next(iter(model.layers.values())), "attention_residual"):  # type: ignore[union-attr, operator]
+        return None
+    before = list(model.layers.values())[:layers]  # type: ignore[union-attr, operator]
+    opened = [layer.opens_block if hasattr(layer, "opens_block") else 2 for layer in before]
+    return 1 + sum(opened)
+
+
+def keep_chunk(model: nn.Module, chunk: Chunk) -> None:
+    """Leave out of a whole model on the meta device what is not this chunk's."""
+    for name in list(model.layers):  # type: ignore[arg-type]
+        if not chunk.first_layer <= int(name) < chunk.end_layer:
+            del model.layers[name]  # type: ignore[union-attr, operator]
+    absent = [] if chunk.is_first else ["embed", "vision"]
+    absent += [] if chunk.is_last else ["output_residual", "norm", "head"]
+    for name in absent:
+        if hasattr(model, name):
+            setattr(model, name, None)
+    # Replacing the method, not the module, keeps every parameter's name.
+    model.forward = partial(_forward, model)
+
+
+def _forward(
+    model: nn.Module, tokens: Tensor, labels: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """The model's forward for torch's stages, which cut [1, n] boundaries from a stack of them."""
+    if cu_seqlens is not None and cu_seqlens.dim() == 2:
+        cu_seqlens = cu_seqlens.squeeze(0)
+    out: Tensor = type(model).forward(model, tokens, None if model.norm is None else labels, cu_seqlens)
+    return out
+
+
+@dataclass
+class Pipeline:
+    """This rank's part of the pipeline; torch's schedule is made for the first micro-batches' shape."""
+
+    parts: Sequence[nn.Module]
+    chunks: Sequence[Chunk]
+    mesh: Mesh
+    dtype: torch.dtype
+    """Of the hidden state."""
+    width: int
+    _schedules: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    _valid_tokens: int = 1
+    _loss_sum: Tensor | None = None
+
+    def forward_backward(self, batches: Sequence[Batch], valid_tokens: int) -> Tensor:
+        """Accumulate gradients of the loss summed and divided by `valid_tokens`.
+
+        Returns the sum, which is zero but on the rank of the last chunk.
+        """
+        tokens = torch.cat([batch.tokens for batch in batches])
+        labels = torch.cat([batch.labels for batch in batches])
+        bounds = _stacked([batch.cu_seqlens for batch in batches])
+        self._valid_tokens = max(1, valid_tokens)
+        self._loss_sum = torch.zeros((), device=self.mesh.device)
+        schedule = self._schedule(len(batches), *batches[0].tokens.shape)
+        inputs = (tokens,) if self.chunks[0].is_first else ()
+        target = labels if self.chunks[-1].is_last else None
+        schedule.step(*inputs, target=target, labels=labels, cu_seqlens=bounds, return_outputs=False)
+        return self._loss_sum
+
+    def _loss(self, loss: Tensor, labels: Tensor) -> Tensor:
+        assert self._loss_sum is not None
+        self._loss_sum += loss.detach()
+        return loss / self._valid_tokens
+
+    def _schedule(self, micro_batches: int, batch: int, tokens: int) -> Any:
+        key = (micro_batches, batch, tokens)
+        if key not in self._schedules:
+            stages = [
+                self._stage(part, chunk, batch, tokens)
+                for part, chunk in zip(self.parts, self.chunks, strict=True)
+            ]
+            options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
+            self._schedules[key] = (
+                ScheduleInterleaved1F1B(stages, micro_batches, **options)
+                if self.mesh.layout.virtual_stages > 1
+                else Schedule1F1B(stages[0], micro_batches, **options)
+            )
+        return self._schedules[key]
+
+    def _stage(self, part: nn.Module, chunk: Chunk, batch: int, tokens: int) -> PipelineStage:
+        device = self.mesh.device
+        first, last = (
+            self.hidden(chunk.sources, batch, tokens),
+            self.hidden(chunk.sources_after, batch, tokens),
+        )
+        if chunk.is_first:
+            first = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
+        if chunk.is_last:
+            last = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        group = self.mesh.group("pp")
+        stages = len(self.mesh.layout.stage_layers)
+        return PipelineStage(part, chunk.number, stages, device, (first,), (last,), group=group)
+
+    def hidden(self, sources: int | None, batch: int, tokens: int) -> Tensor:
+        """What passes between two chunks, on the meta device."""
+        shape = (batch, tokens // self.mesh.size("tp"), self.width)
+        shape = shape if sources is None else (sources, *shape)  # type: ignore[assignment]
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> Scores:
+        """Scores of a batch, chunk after chunk; every rank of the pipeline must be given the same."""
+        group, size = self.mesh.group("pp"), self.mesh.size("pp")
+        rows, tokens = batch.tokens.shape
+        for part, chunk in zip(self.parts, self.chunks, strict=True):
+            x = batch.tokens
+            if not chunk.is_first:
+                x = torch.empty_like(self.hidden(chunk.sources, rows, tokens), device=self.mesh.device)
+                dist.recv(x, group=group, group_src=(chunk.number - 1) % size)
+            if chunk.is_last:
+                scores = model_scorer(part)(replace(batch, tokens=x))
+                continue
+            training = part.training
+            part.eval()
+            out = part(x, None, batch.cu_seqlens)
+            part.train(training)
+            dist.send(out.contiguous(), group=group, group_dst=(chunk.number + 1) % size)
+        if not self.chunks[-1].is_last:
+            scores = Scores(
+                torch.empty(rows, tokens, device=self.mesh.device),
+                torch.empty(rows, tokens, dtype=torch.bool, device=self.mesh.device),
+            )
+        last = (len(self.mesh.layout.stage_layers) - 1) % size
+        for tensor in (scores.loss, scores.correct):
+            dist.broadcast(tensor, group=group, group_src=last)
+        return scores
+
+
+def _stacked(bounds: Sequence[Tensor]) -> Tensor:
+    """Boundaries [micro-batches, n] of all micro-batches: those with fewer end in empty documents."""
+    longest = max(len(b) for b in bounds)
+    return torch.stack([torch.cat((b, b[-1:].expand(longest - len(b)))) for b in bounds])
