@@ -1,4 +1,4 @@
-"""Collectives of tensor parallel with their gradients: tokens gathered before split matrices, summed after."""
+"""Collectives of tensor parallel with their gradients: tokens gathered before split matrices, sums after."""
 
 from __future__ import annotations
 
