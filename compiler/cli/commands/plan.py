@@ -11,6 +11,7 @@ from shipway.compiler.cli.options import ConfigDir, Json, Name, Overrides, Quiet
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
+    from shipway.schemas.calibration import Calibration
     from shipway.schemas.plan import Plan
 
 
@@ -52,6 +53,12 @@ def command(
             show_default=False,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write the plan as a page with figures.", show_default=False
+        ),
+    ] = None,
     config_dir: ConfigDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -67,8 +74,9 @@ def command(
         _dump(name, overrides, config_dir, dump_after, output)
         return
     if serving:
-        if diff is not None or trace is not None:
-            output.refuse("CL001", "--serving plans no training: --diff and --trace have nothing to show", 2)
+        if diff or trace or html:
+            summary = "--serving plans no training: --diff, --trace and --html have nothing to show"
+            output.refuse("CL001", summary, 2)
         _serving(name, overrides, config_dir, calibration, out, output)
         return
     read = read_blueprint(name, overrides, config_dir, output)
@@ -76,12 +84,9 @@ def command(
     if out is not None:
         output.write(out, canonical_json(plan))
         output.note(f"plan written to {out}")
-    if trace is not None:
-        from shipway.compiler.trace import trace_json
-
+    if trace is not None or html is not None:
         figures = read_calibration(calibration, output) if calibration else None
-        output.write(trace, trace_json(plan, figures))
-        output.note(f"trace written to {trace}")
+        _write_pictures(plan, figures, trace, html, output)
     if not json:
         output.warn(read.warnings)
     if old is not None:
@@ -96,6 +101,21 @@ def command(
         from shipway.compiler.render.plan import render_plan
 
         output.show(render_plan(plan))
+
+
+def _write_pictures(
+    plan: Plan, figures: Calibration | None, trace: Path | None, html: Path | None, output: Output
+) -> None:
+    if trace is not None:
+        from shipway.compiler.trace import trace_json
+
+        output.write(trace, trace_json(plan, figures))
+        output.note(f"trace written to {trace}")
+    if html is not None:
+        from shipway.compiler.report_html import report_html
+
+        output.write(html, report_html(plan, figures))
+        output.note(f"report written to {html}")
 
 
 def _serving(
