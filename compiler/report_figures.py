@@ -149,7 +149,7 @@ def mesh_figure(stage: StagePlan, cluster: Cluster) -> Figure:
     per_node = cluster.devices_per_node
     whole = -(-per_rank // per_node)
     nodes = min(whole, MAP_NODES)
-    columns = min(layout.pipeline_parallel, 8)
+    columns = min(layout.pipeline_parallel, 6)
     bands = -(-layout.pipeline_parallel // columns)
     figure = Figure(bands * 46 + 58 + nodes * 40 + 8, "where the mesh lies on the cluster")
     wide = (WIDTH - 20) / columns
@@ -171,8 +171,9 @@ def mesh_figure(stage: StagePlan, cluster: Cluster) -> Figure:
         if place == 0:
             figure.label(82, y + 20, f"node {node}", "end")
         figure.box(x, y, cell - 4, 32, f"mesh{device // layout.tensor_parallel % 2}", f"device {device}")
-        for line, text in enumerate(_coordinates(stage, device)):
-            figure.label(x + cell / 2 - 2, y + 14 + 13 * line, text, "middle", "small")
+        lines = tuple(_coordinates(stage, device))
+        for line, text in enumerate(lines):
+            figure.label(x + cell / 2 - 2, y + 26.5 - 6.5 * len(lines) + 13 * line, text, "middle", "small")
     figure.key = (("mesh0", "tensor-parallel groups"), ("mesh1", "alternate"))
     return figure
 
@@ -184,7 +185,7 @@ def _links(cluster: Cluster) -> str:
     if fab.network_bandwidth:
         words += f"; between nodes a device has {fab.network_bandwidth / 1e9:,.0f} GB/s"
     if fab.oversubscription > 1:
-        words += f", above {fab.leaf} devices a {fab.oversubscription:g}th of it"
+        words += f", between leaves of {fab.leaf:,} devices 1/{fab.oversubscription:g} of it"
     return words + "."
 
 
