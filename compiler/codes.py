@@ -309,6 +309,17 @@ _CODES = (
         "records: export them where you launch (Slurm), or name a Secret (Kubernetes).",
         "cluster:\n  target:\n    environment: {NCCL_IB_HCA: mlx5}",
     ),
+    Code(
+        "LA005",
+        "A build folder with files missing",
+        "Every run reads plan.json and model.py, and a scheduler runs what is in launch/. Build again.",
+        "shipway build tiny --force",
+    ),
+    Code(
+        "LA006",
+        "A build file that was edited",
+        "You may edit model.py on purpose; if you did not, `shipway build --force` writes it anew.",
+    ),
     Code("LA010", "No sbatch", "Slurm's commands are only on its login nodes; `--dry-run` works anywhere."),
     Code("LA011", "No such image", "The container image must be a file on storage that the nodes share."),
     Code("LA012", "Too short a time limit", "One save would take half of the job's time."),

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shipway.compiler.launch import environment, record
+from shipway.compiler.launch.intact import edited_files, missing_files
 from shipway.compiler.launch.job import Programme, programme
 from shipway.compiler.launch.target import Command, Run, Target
 from shipway.compiler.launch.targets import target_named
@@ -32,6 +33,8 @@ class Launch:
     run: Run
     continues: bool
     """Whether the run's folder was there already."""
+    warnings: tuple[Diagnostic, ...] = ()
+    """What is unusual about the build folder, and may be meant."""
 
     @property
     def commands(self) -> list[Command]:
@@ -60,9 +63,10 @@ def prepare(
         return plan
     jobs = programme(plan)
     target = target_named(jobs.cluster.target.kind)
-    problems = [*_environment_problems(jobs), *target.check(jobs, build)]
+    gone = missing_files(build, jobs.regenerate)
+    problems = [*gone, *_environment_problems(jobs), *target.check(jobs, build)]
     run, continues = _choose_run(plan, build.resolve(), runs.resolve(), new, run_id)
-    prepared = Launch(plan, jobs, target, run, continues)
+    prepared = Launch(plan, jobs, target, run, continues, tuple(edited_files(build)))
     return Refusal(ENVIRONMENT_CODE, problems) if problems else prepared
 
 
@@ -72,10 +76,11 @@ def dry_run(build: Path, runs: Path = Path("runs"), *, new: bool = False) -> Lau
     if isinstance(plan, Refusal):
         return plan
     jobs = programme(plan)
-    if problems := _environment_problems(jobs):
+    if problems := [*missing_files(build, jobs.regenerate), *_environment_problems(jobs)]:
         return Refusal(ENVIRONMENT_CODE, problems)
     run, continues = _choose_run(plan, build.resolve(), runs.resolve(), new, None)
-    return Launch(plan, jobs, target_named(jobs.cluster.target.kind), run, continues)
+    target = target_named(jobs.cluster.target.kind)
+    return Launch(plan, jobs, target, run, continues, tuple(edited_files(build)))
 
 
 @dataclass(frozen=True)

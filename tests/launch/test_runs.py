@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from shipway.compiler.cli.app import run as shipway
+from shipway.compiler.emit.build import BuildFolder
+from shipway.compiler.emit.build import build as write_build
 from shipway.compiler.launch import record
 from shipway.compiler.launch.launch import Launch as Ready
 from shipway.compiler.launch.launch import Refusal, prepare, read_plan
 from shipway.schemas.run import Attempt, RunRecord
-from tests.launch.builds import built
+from tests.launch.builds import built, planned
 
 ATTEMPT = Attempt(
     number=1, stage="short", job="7", nodes="n1", started_at="2026-11-30T10:00:00Z",
@@ -111,6 +113,36 @@ def test_launching_again_continues_the_unfinished_run_of_the_same_plan(tmp_path:
     fresh = prepare(build, tmp_path / "runs", new=True)
     assert isinstance(fresh, Ready)
     assert fresh.run.id != "r"
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the build folder `b` as `shipway build` writes it."""
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(write_build(planned("tiny"), tmp_path / "b"), BuildFolder)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["plan.json", "model.py"])
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_build_folder_that_lost_a_file_is_refused(
+    name: str, options: tuple[str, ...], whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (whole / "b" / name).unlink()
+    assert shipway(["launch", "b", *options]) == 4
+    told = capsys.readouterr().err
+    assert f"error[LA005]: b lacks {name}" in told
+    assert "--out b --force" in told
+    assert not (whole / "runs").exists()
+
+
+def test_an_edited_file_is_named_and_used(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shipway(["launch", "b", "--dry-run"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    with (whole / "b" / "model.py").open("a") as file:
+        file.write("# mine\n")
+    assert shipway(["launch", "b", "--dry-run"]) == 0
+    assert "warning[LA006]: b/model.py was edited" in capsys.readouterr().err
 
 
 def test_a_plan_that_was_edited_is_refused_as_stale(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def command(
     ready = launching.dry_run(folder, runs, new=new) if dry_run else launching.prepare(folder, runs, new=new)
     if isinstance(ready, launching.Refusal):
         output.fail(ready.diagnostics, ready.code)
+    output.warn(ready.warnings)
     words: list[dict[str, object]] = [
         {
             "purpose": c.purpose,
@@ -75,6 +76,8 @@ def _folder(source: str, overrides: list[str] | None, config_dir: Path | None, o
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.building import build_source
     from shipway.compiler.cli.planning import load_plan, refuse_stale
+    from shipway.compiler.emit.manifest import MANIFEST
+    from shipway.compiler.launch.intact import missing_files
 
     path = Path(source)
     if (path / "plan.json").is_file():
@@ -83,6 +86,8 @@ def _folder(source: str, overrides: list[str] | None, config_dir: Path | None, o
             output.refuse("CL001", summary, exit_codes.INVALID, help_text="Give them to `shipway plan`.")
         refuse_stale(load_plan(source, output), output)
         return path
+    if (path / MANIFEST).is_file():
+        output.fail(missing_files(path, "shipway build BLUEPRINT"), exit_codes.ENVIRONMENT)
     if path.is_dir():
         summary = f"{source} is no build folder: it has no plan.json"
         output.refuse("EN002", summary, exit_codes.ENVIRONMENT, help_text="Write one with `shipway build`.")

@@ -29,6 +29,7 @@ def command(
     ready = launching.prepare(found.run.build, folder.parent, run_id=folder.name)
     if isinstance(ready, launching.Refusal):
         output.fail(ready.diagnostics, ready.code)
+    output.warn(ready.warnings)
     if ready.plan.hash != found.record.plan_hash:
         output.refuse(
             "LA062",
