@@ -192,7 +192,7 @@ def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
     for index in faster[np.argsort(step[faster], kind="stable")][: RUNNERS_UP + 1 - len(entries)]:
         needs = peak[index] if peak[index] > capacity else upper[index]
         kind = "needs" if peak[index] > capacity else "may need"
-        reason = f"{kind} {needs / 2**30:.1f} GiB of {capacity / 2**30:.1f}"
+        reason = f"{kind} {needs / 2**30:,.1f} GiB of {capacity / 2**30:,.1f}"
         entries.append(_alternative(found, int(index), reason))
     return tuple(entries)
 

@@ -1,4 +1,4 @@
-"""Why there is no plan: pins that cannot be, and stages that do not fit; and what a plan warns of."""
+"""Why there is no plan: pins that cannot be, and stages that do not fit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from shipway.compiler.layouts import (
 )
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import Found
-from shipway.schemas.blueprint import Blueprint
-from shipway.schemas.calibration import Calibration
-from shipway.schemas.capability import CAPABILITY, Capability
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.layout import Layout, LayoutConstraints
-from shipway.schemas.plan import StagePlan
 
 GIB = 2**30
 
@@ -97,6 +93,10 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
         return (lambda v: number % v == 0, f"it must divide {what} ({number})")
 
     devices = divisors(space.devices)
+    predictions = (
+        lambda v: v == 1 or not space.predictions,
+        "the runtime runs multi-token prediction on whole rows and whole models only",
+    )
     match field:
         case "tensor_parallel":
             rules = [dividing(x.value, f"the {x.what}") for x in space.limits if x.axis == "tp"]
@@ -111,7 +111,7 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
                 lambda v: v == 1 or context_slices(space.context, v),
                 f"a slice must be a whole number of {CONTEXT_MULTIPLE}-token chunks",
             )
-            return devices, [halves, slices]
+            return devices, [halves, slices, predictions]
         case "expert_parallel":
             if not space.experts:
                 return [1], [(lambda v: v == 1, "the model has no routed experts")]
@@ -122,7 +122,7 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
                 lambda v: v == 1 or not space.tied,
                 "the head shares the embedding's table, which would stand on two pipeline ranks",
             )
-            return anything[: space.layers], [layers, tied]
+            return anything[: space.layers], [layers, tied, predictions]
         case "virtual_stages":
             most = space.capability.virtual_stages
             return range(1, most + 1), [
@@ -310,15 +310,15 @@ def nothing_fits(problem: Problem, found: Found | None, index: int) -> list[Diag
     nearest = np.argsort(peak, kind="stable")[:3]
     least = float(peak[nearest[0]])
     because = [
-        f"{describe(found.candidates.layout(int(i)))}: needs {peak[i] / GIB:.1f} GiB,"
-        f" has {capacity / GIB:.1f}, {(peak[i] - capacity) / GIB:.1f} too many"
+        f"{describe(found.candidates.layout(int(i)))}: needs {peak[i] / GIB:,.1f} GiB,"
+        f" has {capacity / GIB:,.1f}, {(peak[i] - capacity) / GIB:,.1f} too many"
         for i in nearest
     ]
     return [
         Diagnostic(
             code="PL001",
             summary=f"stage {stage.name} does not fit: the least demanding of {found.legal} legal layouts"
-            f" needs {least / GIB:.1f} GiB on a device that has {capacity / GIB:.1f}",
+            f" needs {least / GIB:,.1f} GiB on a device that has {capacity / GIB:,.1f}",
             field=f"training.stages.{index}",
             because=tuple(because),
             help=_way_out(problem, found, least),
@@ -366,52 +366,3 @@ def describe(layout: Layout) -> str:
         f"{' x '.join(words)}, micro-batch {layout.micro_batch} x {layout.micro_batches},"
         f" recompute {layout.recompute}, ZeRO {layout.zero}"
     )
-
-
-def plan_warnings(
-    blueprint: Blueprint,
-    calibration: Calibration,
-    stages: Sequence[StagePlan],
-    capability: Capability = CAPABILITY,
-) -> tuple[str, ...]:
-    """What a reader of the plan must know before trusting it."""
-    warnings = []
-    used = {axis: [s.name for s in stages if degree(s.layout, axis) > 1] for axis in _axes(capability)}
-    for support in capability.axes:
-        if used[support.axis] and not support.proven:
-            warnings.append(
-                f"{support.name} (stages {', '.join(used[support.axis])}) is not yet proven equal to one"
-                " device by the parity suite"
-            )
-    if calibration.estimate:
-        warnings.append(
-            f"times are estimates ({calibration.name}): `shipway calibrate` measures your own devices"
-        )
-    for stage in stages:
-        if stage.memory.verdict == "tight":
-            warnings.append(f"stage {stage.name} is tight: its upper bound exceeds the device's memory")
-        idle = blueprint.cluster.devices - stage.devices_used
-        if idle:
-            warnings.append(
-                f"stage {stage.name} leaves {idle} of {blueprint.cluster.devices} devices idle: no division"
-                f" of its {stage.sequences_per_step} sequences uses more of them as well"
-            )
-    if blueprint.model.vision is not None:
-        warnings.append("the vision tower is planned with its parameters and without images: stages are text")
-    return tuple(warnings)
-
-
-def _axes(capability: Capability) -> list[str]:
-    return [support.axis for support in capability.axes]
-
-
-def degree(layout: Layout, axis: str) -> int:
-    """Degree of a mesh axis in a layout."""
-    return {
-        "pp": layout.pipeline_parallel,
-        "dp_replicate": layout.data_parallel_replicate,
-        "dp_shard": layout.data_parallel_shard,
-        "cp": layout.context_parallel,
-        "tp": layout.tensor_parallel,
-        "ep": layout.expert_parallel,
-    }[axis]

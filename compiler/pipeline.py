@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from shipway.compiler.assemble import stage_plan
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import parameter_table
-from shipway.compiler.infeasible import illegal, nothing_fits, plan_warnings
+from shipway.compiler.infeasible import illegal, nothing_fits
 from shipway.compiler.lower import LoweredModel, lower
 from shipway.compiler.parameters import count
+from shipway.compiler.plan_warnings import plan_warnings
 from shipway.compiler.problem import Problem, problem
 from shipway.compiler.search import Found, search
 from shipway.compiler.workload import Workload, workload

@@ -153,7 +153,7 @@ def _memory(stage: StagePlan) -> Iterable[RenderableType]:
         table.add_row(f"  {len(rest)} smaller items", units.gibibytes(sum(item.bytes for item in rest)), "")
     yield table
     if len(stage.memory.ranks) > 1:
-        each = ", ".join(f"{budget.peak_bytes / units.GIB:.0f}" for budget in stage.memory.ranks)
+        each = ", ".join(f"{budget.peak_bytes / units.GIB:,.0f}" for budget in stage.memory.ranks)
         yield Text(f"Pipeline ranks in order, GiB: {each}", style="dim")
 
 
@@ -243,7 +243,17 @@ def _totals(plan: Plan) -> Iterable[RenderableType]:
     yield Text.assemble(
         ("In all: ", "bold"),
         f"{units.count(totals.tokens)} tokens, {units.duration(totals.hours * 3600)},"
-        f" {totals.device_hours:,.0f} device-hours, {units.money(totals.cost)}",
+        f" {units.hours(totals.device_hours)} device-hours, {units.money(totals.cost)}"
+        f"{_counted(plan)}",
     )
     for warning in plan.warnings:
         yield Padding(Text.assemble(("warning: ", "yellow"), warning), (0, 0, 0, 0))
+
+
+def _counted(plan: Plan) -> str:
+    """What the totals count, where some stage leaves devices idle."""
+    held = plan.blueprint.cluster.devices
+    idle = any(stage.devices_used < held for stage in plan.stages)
+    return (
+        "; device-hours and cost count the devices that each stage uses, idle ones left out" if idle else ""
+    )

@@ -7,7 +7,7 @@ GIB = 2**30
 
 def gibibytes(size: float) -> str:
     """Memory, as the drivers and torch count it."""
-    return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
+    return f"{size / GIB:,.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
 
 
 def transferred(size: float) -> str:
@@ -59,3 +59,8 @@ def money(dollars: float) -> str:
 def percent(share: float) -> str:
     """A share of one."""
     return f"{100 * share:.1f} %"
+
+
+def hours(number: float) -> str:
+    """Device-hours; a short run keeps a digit that says something."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"

@@ -8,7 +8,9 @@ from rich.console import Console
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.parameters import count
 from shipway.compiler.pipeline import PASSES, make_plan
+from shipway.compiler.plan_warnings import plan_warnings
 from shipway.compiler.render.plan import render_plan
+from shipway.compiler.render.units import money
 from shipway.schemas.capability import CAPABILITY
 from shipway.schemas.plan import Plan, canonical_json
 from tests.compiler.planner.planning import blueprint, stage_problem
@@ -97,12 +99,27 @@ def test_rows_hold_every_parameter_of_the_model_once(name: str) -> None:
     assert counted == count(made.blueprint.model).total
 
 
-def test_unproven_axes_are_warned_of() -> None:
+def test_unproven_axes_are_warned_of_in_one_line() -> None:
     made = plan("k3")
-    proven = {support.axis: support.proven for support in CAPABILITY.axes}
-    for axis, name in (("tp", "tensor parallel"), ("ep", "expert parallel")):
-        used = any(getattr(stage.layout, f"{name.replace(' ', '_')}") > 1 for stage in made.stages)
-        assert any(name in warning for warning in made.warnings) == (used and not proven[axis])
+    unproven = {support.axis for support in CAPABILITY.axes if not support.proven}
+    assert any("make parity" in warning for warning in made.warnings) == bool(unproven)
+    doubted = tuple(a.model_copy(update={"proven": a.axis not in ("tp", "ep")}) for a in CAPABILITY.axes)
+    capability = CAPABILITY.model_copy(update={"axes": doubted})
+    figures = default_calibration(made.blueprint.cluster.device)
+    told = plan_warnings(made.blueprint, figures, made.stages, capability)
+    (line,) = (warning for warning in told if "make parity" in warning)
+    assert "tensor parallel and expert parallel" in line
+
+
+def test_idle_devices_are_told_with_what_holding_them_costs() -> None:
+    made = plan("k3")
+    held = made.blueprint.cluster.devices
+    idle = [stage for stage in made.stages if stage.devices_used < held]
+    assert idle
+    for stage in idle:
+        (line,) = (warning for warning in made.warnings if f"stage {stage.name} leaves" in warning)
+        assert money(stage.cost) in line
+        assert money(stage.hours * held * made.blueprint.cluster.price_per_device_hour) in line
 
 
 def test_passes_tell_what_they_made() -> None:
@@ -130,6 +147,8 @@ def test_the_terminal_shows_what_a_newcomer_needs(name: str) -> None:
         assert f"stage {stage.name}" in text
         assert f"Best of {stage.candidates:,} legal layouts" in text
     assert "MFU" in text
+    idle = any(stage.devices_used < made.blueprint.cluster.devices for stage in made.stages)
+    assert ("idle ones left out" in text.replace("\n", " ")) == idle
     assert "fits" in text
 
 
