@@ -37,8 +37,11 @@ def require_build(folder: Path, output: Output) -> Path:
 
 
 def find_checkpoint(source: Path, checkpoint: Path | None, runs: Path, output: Output) -> tuple[Path, Path]:
-    """The build folder, and a checkpoint or a folder of checkpoints."""
-    from shipway.compiler.launch.record import all_runs, read_record
+    """The build folder, and a checkpoint or a folder of checkpoints.
+
+    Of a build: those of its newest run with a finished checkpoint; runs passed over are told.
+    """
+    from shipway.compiler.launch.record import all_runs, newest_checkpoint, read_record
 
     record = read_record(source)
     build = require_build(source if record is None else Path(record.build), output)
@@ -47,13 +50,15 @@ def find_checkpoint(source: Path, checkpoint: Path | None, runs: Path, output: O
     if record is not None:
         return build, source / "checkpoints"
     whole = build.resolve()
-    mine = (run.folder / "checkpoints" for run, entry in all_runs(runs) if Path(entry.build) == whole)
-    found = next((folder for folder in mine if any(folder.glob("step-*"))), None)
+    mine = [run.folder for run, entry in all_runs(runs) if Path(entry.build) == whole]
+    found = next((folder for folder in mine if newest_checkpoint(folder)), None)
     if found is None:
-        summary = f"no run of {build} in {runs} has a checkpoint"
+        summary = f"no run of {build} in {runs} has a finished checkpoint"
         help_text = f"Train it with `shipway launch {build}`, or name a folder with --checkpoint."
         output.refuse("EN001", summary, exit_codes.ENVIRONMENT, help_text=help_text)
-    return build, found
+    if found != mine[0]:
+        output.note(f"the newest run, {mine[0]}, has no finished checkpoint yet: falling back to {found}")
+    return build, found / "checkpoints"
 
 
 def run_runtime(module: str, arguments: Sequence[str]) -> None:

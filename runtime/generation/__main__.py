@@ -1,7 +1,7 @@
 """`python -m shipway.runtime.generation BUILD CHECKPOINT`: what `shipway generate` runs.
 
-Text is streamed to stdout; with --json one object is printed at the end. Exit code 4 when the build or the
-checkpoint cannot be used.
+Text is streamed to stdout; with --json one object is printed at the end. Which checkpoint it is from goes to
+stderr. Exit code 4 when the build, the checkpoint or the device cannot be used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.tokenizers import make_tokenizer
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.generation.text import Completion, Sampling, complete
-from shipway.runtime.generation.weights import choose_checkpoint, load_model
+from shipway.runtime.generation.weights import choose_checkpoint, load_model, origin_of
 
 ENVIRONMENT = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _generate(options)
     except (Fatal, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error[EN001]: {error}", file=sys.stderr)
         return ENVIRONMENT
     except KeyboardInterrupt:
         print(flush=True)
@@ -51,18 +51,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt", action="append", required=True)
     parser.add_argument("--tokens", type=int, default=Sampling.tokens)
     parser.add_argument("--temperature", type=float, default=Sampling.temperature)
-    parser.add_argument("--top-p", type=float, default=Sampling.top_p)
+    parser.add_argument("--top-p", type=_share, default=Sampling.top_p)
     parser.add_argument("--seed", type=int, default=Sampling.seed)
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true")
     return parser
 
 
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
+
+
+def _device(asked: str | None) -> torch.device:
+    """The device to generate on; raises Fatal when it is not here."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise Fatal("--device cuda: PyTorch finds no CUDA device here; leave it out, or give --device cpu")
+    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 def _generate(options: argparse.Namespace) -> None:
     plan = read_plan(options.build)
     training = plan.blueprint.training
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    checkpoint = choose_checkpoint(options.checkpoint)
+    device = _device(options.device)
+    checkpoint = choose_checkpoint(options.checkpoint, passed_over=_say_passed_over)
+    print(f"from {origin_of(checkpoint)}", file=sys.stderr, flush=True)
     # bf16 products on a CPU are slow and win nothing
     dtype = DTYPES[training.precision.compute] if device.type == "cuda" else torch.float32
     model = load_model(import_model(options.build), checkpoint, device, dtype)
@@ -90,6 +105,10 @@ def _generate(options: argparse.Namespace) -> None:
     else:
         for number, completion in enumerate(completions, 1):
             print(f"--- {number}\n{completion.prompt}{completion.text}")
+
+
+def _say_passed_over(checkpoint: Path, reason: str) -> None:
+    print(f"falling back from {origin_of(checkpoint)}: {reason}", file=sys.stderr)
 
 
 if __name__ == "__main__":

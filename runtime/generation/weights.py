@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +25,28 @@ from shipway.runtime.checkpoint_folder import (
 from shipway.runtime.exit_codes import Fatal
 
 
-def choose_checkpoint(folder: Path) -> Path:
-    """`folder` if it is a checkpoint, else the newest whole one in it; raises Fatal when there is none."""
+def choose_checkpoint(folder: Path, passed_over: Callable[[Path, str], None] | None = None) -> Path:
+    """`folder` if it is a checkpoint, else the newest whole one in it; raises Fatal when there is none.
+
+    `passed_over` is told each newer checkpoint that cannot be read, and why.
+    """
     if (folder / MARKER).exists():
         return folder
     for candidate in checkpoint_folders(folder):
-        if broken(candidate) is None:
+        reason = broken(candidate)
+        if reason is None:
             return candidate
+        if passed_over is not None:
+            passed_over(candidate, reason)
     raise Fatal(f"{folder} has no finished checkpoint: train first, or wait for the first save")
+
+
+def origin_of(checkpoint: Path) -> str:
+    """A checkpoint in words: its run and step where it stands in a run, else its folder."""
+    number = checkpoint.name.removeprefix("step-")
+    if checkpoint.parent.name != "checkpoints" or not number.isdigit():
+        return str(checkpoint)
+    return f"{checkpoint.parent.parent}, step {int(number)}"
 
 
 def broken(folder: Path) -> str | None:

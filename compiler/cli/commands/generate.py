@@ -25,7 +25,7 @@ def command(
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
     top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that hold this share.")
+        float, typer.Option(help="Draw from the likeliest tokens that hold this share: 0 < top_p <= 1.")
     ] = 0.95,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
     device: Annotated[
@@ -36,10 +36,20 @@ def command(
     json: Json = False,
 ) -> None:
     """Continue a prompt with a trained model, from a checkpoint."""
+    from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.output import Output
     from shipway.compiler.cli.trained import find_checkpoint, run_runtime
 
-    build, checkpoints = find_checkpoint(source, checkpoint, runs, Output(as_json=json))
+    output = Output(as_json=json)
+    if not 0 < top_p <= 1:
+        help_text = "1 draws from all tokens; --temperature 0 takes the likeliest one."
+        summary = f"--top-p {top_p:g}: must be above 0 and at most 1"
+        output.refuse("CL001", summary, exit_codes.INVALID, help_text=help_text)
+    if not all(prompt):
+        output.refuse("CL001", "--prompt: must have at least one character", exit_codes.INVALID)
+    if device not in (None, "cpu", "cuda"):
+        output.refuse("CL001", f"--device {device}: must be cpu or cuda", exit_codes.INVALID)
+    build, checkpoints = find_checkpoint(source, checkpoint, runs, output)
     arguments = [str(build), str(checkpoints), "--tokens", str(tokens), "--temperature", str(temperature)]
     arguments += ["--top-p", str(top_p), "--seed", str(seed), *(f"--prompt={text}" for text in prompt)]
     arguments += ["--device", device] if device is not None else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from shipway.compiler.cli.app import run as shipway
 from shipway.compiler.emit.build import build as write_build
 from shipway.runtime.build_folder import import_model
 from shipway.runtime.checkpoint_folder import MARKER, folder_of
 from shipway.runtime.data.tokenizers import ByteLevel
 from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.generation.__main__ import main as generation
 from shipway.runtime.generation.text import Completion, Sampling, complete
 from shipway.runtime.generation.weights import choose_checkpoint, load_model, save_weights
 from shipway.schemas.run import RECORD_FILE, RunRecord
@@ -138,7 +141,7 @@ def test_command_finds_the_builds_newest_run_and_continues_the_prompt(run: Path)
     ran = generate("build", "--prompt", "def f", "--tokens", "5", "--device", "cpu", cwd=run)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("def f")
-    assert ran.stderr == ""
+    assert ran.stderr == "from runs/first, step 1\n"
 
 
 def test_command_gives_all_completions_as_json(run: Path) -> None:
@@ -146,6 +149,51 @@ def test_command_gives_all_completions_as_json(run: Path) -> None:
     completions = json.loads(generate("runs/first", *arguments, cwd=run).stdout)["completions"]
     assert [completion["prompt"] for completion in completions] == ["a", "b"]
     assert all(len(completion["tokens"]) == 3 or completion["ended"] for completion in completions)
+
+
+def test_command_says_that_it_falls_back_from_what_is_not_finished(run: Path) -> None:
+    entry = json.loads((run / "runs" / "first" / RECORD_FILE).read_text())
+    newer = run / "runs" / "newer"
+    torn = folder_of(run / "runs" / "first" / "checkpoints", 2)
+    for folder in (folder_of(newer / "checkpoints", 5), torn):
+        folder.mkdir(parents=True)
+    (newer / RECORD_FILE).write_text(json.dumps({**entry, "launched_at": "2026-02-01T00:00:00Z"}))
+    try:
+        ran = generate("build", "--prompt", "a", "--tokens", "1", "--device", "cpu", cwd=run)
+    finally:
+        shutil.rmtree(newer)
+        torn.rmdir()
+    assert ran.returncode == 0, ran.stderr
+    unfinished, torn_step, used = ran.stderr.splitlines()
+    assert unfinished.startswith("the newest run, runs/newer, has no finished checkpoint yet")
+    assert torn_step.startswith("falling back from runs/first, step 2: it was not finished")
+    assert used == "from runs/first, step 1"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_one_line(run: Path) -> None:
+    ran = generate("build", "--prompt", "a", "--device", "cuda", cwd=run)
+    assert ran.returncode == 4
+    assert len(ran.stderr.splitlines()) == 1
+    assert ran.stderr.startswith("error[EN001]: --device cuda: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-p", "a", "--top-p", "0"), ("-p", "a", "--top-p", "1.5"), ("-p", "a", "--top-p", "nan"), ("-p", "")],
+)
+def test_sampling_that_cannot_be_is_wrong_usage(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shipway(["generate", "build", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error[CL001]: --")
+
+
+def test_the_runtime_takes_no_empty_share(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        generation(["build", "checkpoints", "--prompt", "a", "--top-p", "0"])
+    assert left.value.code == 2
+    assert "not above 0" in capsys.readouterr().err
 
 
 def test_command_says_what_is_missing(run: Path) -> None:
