@@ -40,3 +40,20 @@ def find_run(name: str | None, runs: Path, output: Output) -> Found:
     summary = f"there is no run {name!r}" if name else f"there is no run in {runs}"
     names = f"Runs here: {', '.join(known[-5:])}." if known else "`shipway launch FOLDER` starts one."
     output.refuse("LA060", summary, exit_codes.ENVIRONMENT, file=str(runs), help_text=names)
+
+
+def refuse_unless_at_rest(found: Found, output: Output, *, or_new: bool = False) -> None:
+    """Leave when the run is running or waits for nodes; `or_new` names `--new` as a way."""
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.launch.runs import status
+
+    state = status(found).state
+    if state not in ("running", "waiting"):
+        return
+    name = found.record.id
+    ways = [f"Watch it: `shipway logs -f {name}`, `shipway status {name}`."]
+    ways += ["Start another run of this build: `shipway launch … --new`."] if or_new else []
+    summary = f"the run {name} is {state} already"
+    output.refuse(
+        "LA061", summary, exit_codes.ENVIRONMENT, file=str(found.run.folder), help_text=" ".join(ways)
+    )

@@ -80,7 +80,9 @@ def _overall(folder: Path, jobs: list[JobState], attempts: tuple[Attempt, ...]) 
         own = record.run_status(folder)
         word = str(own.get("state", "unknown"))
         alive = _process_alive(folder)
-        if word == "running" and not alive:
+        if alive and word != "done":  # also while it starts, or pauses between two attempts
+            return "running", ""
+        if word == "running":
             return "failed", "its supervisor is gone; `shipway resume` goes on from the last checkpoint"
         return _OF_TRAINER.get(word, "unknown"), str(own.get("reason") or last)
     return _OF_TRAINER.get(last, "unknown"), last

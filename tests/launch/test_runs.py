@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,25 @@ def test_an_edited_file_is_named_and_used(whole: Path, capsys: pytest.CaptureFix
         file.write("# mine\n")
     assert shipway(["launch", "b", "--dry-run"]) == 0
     assert "warning[LA006]: b/model.py was edited" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("state", ["running", "retryable"])
+def test_a_run_whose_supervisor_is_there_is_not_launched_twice(
+    state: str, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = RunRecord(
+        id="r", name="tiny", plan_hash=planned("tiny").hash, target="local", build=str(whole / "b"),
+        launched_at=record.now(),
+    )  # fmt: skip
+    record.write_record(whole / "runs" / "r", entry)
+    (whole / "runs" / "r" / "supervisor.pid").write_text(f"{os.getpid()}\n")
+    (whole / "runs" / "r" / "status.json").write_text(json.dumps({"state": state}))
+    for arguments in (["launch", "b"], ["resume", "r"]):
+        assert shipway(arguments) == 4
+        told = capsys.readouterr().err
+        assert told.startswith("error[LA061]: the run r is running already")
+        assert "shipway logs -f r" in told
+        assert ("--new" in told) == (arguments[0] == "launch")
 
 
 def test_a_plan_that_was_edited_is_refused_as_stale(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def command(
     quiet: Quiet = False,
 ) -> None:
     """Train: start a build on the cluster that its blueprint names, or continue where it stopped."""
+    from shipway.compiler.cli.finding import find_run, refuse_unless_at_rest
     from shipway.compiler.cli.output import Output
     from shipway.compiler.launch import launch as launching
 
@@ -59,6 +60,8 @@ def command(
         if not json:
             _print_commands(words, output)
         return
+    if ready.continues:
+        refuse_unless_at_rest(find_run(str(ready.run.folder), runs, output), output, or_new=True)
     verb = "continuing" if ready.continues else "starting"
     output.note(f"{verb} run {ready.run.id} in {ready.run.folder}")
     started = launching.start(ready)

@@ -15,16 +15,13 @@ def command(
 ) -> None:
     """Start a stopped or failed run again, from its last checkpoint."""
     from shipway.compiler.cli import exit_codes
-    from shipway.compiler.cli.finding import find_run
+    from shipway.compiler.cli.finding import find_run, refuse_unless_at_rest
     from shipway.compiler.cli.output import Output
     from shipway.compiler.launch import launch as launching
-    from shipway.compiler.launch.runs import status
 
     output = Output(as_json=json, quiet=quiet)
     found = find_run(name, runs, output)
-    state = status(found)
-    if state.state in ("running", "waiting"):
-        output.refuse("LA061", f"{found.record.id} is {state.state} already", exit_codes.ENVIRONMENT)
+    refuse_unless_at_rest(found, output)
     folder = found.run.folder
     ready = launching.prepare(found.run.build, folder.parent, run_id=folder.name)
     if isinstance(ready, launching.Refusal):
