@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,7 +38,8 @@ def names() -> tuple[str, ...]:
     """Everything that can be asked about."""
     fields = dict.fromkeys(_plain(entry.path) for entry in _fields())
     last = dict.fromkeys(path.rpartition(".")[2] for path in fields)
-    return (*codes(), *terms(), *fields, *last)
+    aliases = (alias for term in terms().values() for alias in term.aliases)
+    return (*codes(), *terms(), *aliases, *fields, *last)
 
 
 def find(asked: str) -> list[Code | Term | FieldWords]:
@@ -46,8 +48,8 @@ def find(asked: str) -> list[Code | Term | FieldWords]:
     code = codes().get(wanted.upper())
     if code is not None:
         return [code]
-    folded = wanted.lower().replace("_", " ")
-    term = next((t for name, t in terms().items() if name.lower().replace("_", " ") == folded), None)
+    folded = _folded(wanted)
+    term = next((t for t in terms().values() if folded in map(_folded, (t.name, *t.aliases))), None)
     path = _plain(wanted.lower())
     entries = [entry for entry in _fields() if _plain(entry.path) == path]
     if not entries and term is None:
@@ -55,6 +57,30 @@ def find(asked: str) -> list[Code | Term | FieldWords]:
     found: list[Code | Term | FieldWords] = [term] if term else []
     found.extend(_words(entry) for entry in dict.fromkeys(entries))
     return found
+
+
+def find_each(words: list[str]) -> tuple[list[Code | Term | FieldWords], list[str]]:
+    """What several words name, and those that name nothing; a term may take several (`step time`)."""
+    found: list[Code | Term | FieldWords] = []
+    unknown: list[str] = []
+    start = 0
+    while start < len(words):
+        for end in range(len(words), start, -1):
+            items = find(" ".join(words[start:end]))
+            if items:
+                found.extend(item for item in items if item not in found)
+                break
+        else:
+            end = start + 1
+            unknown.append(words[start])
+        start = end
+    return found, unknown if found else [" ".join(words)]
+
+
+def _folded(name: str) -> str:
+    """A name as it is compared: case, `_` and `-` make no difference, a degree (`FSDP64`) neither."""
+    plain = name.lower().replace("_", " ").replace("-", " ")
+    return re.sub(r"^(pp|vp|dp|fsdp|cp|tp|ep)\s*\d+$", r"\1", plain)
 
 
 def _words(entry: FieldEntry) -> FieldWords:

@@ -25,6 +25,14 @@ def ordered(name: str, known: Iterable[str]) -> tuple[str, ...]:
     return (*first, *(other for other in sorted(set(known)) if other not in first))
 
 
+def near(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """Known names that begin with `name` or differ from it by little; none rather than a far one."""
+    folded = {_fold(candidate): candidate for candidate in sorted(set(known), reverse=True)}
+    begun = [c for key, c in sorted(folded.items()) if len(name) > 2 and key.startswith(_fold(name))]
+    close = difflib.get_close_matches(_fold(name), folded, n=limit, cutoff=0.75)
+    return tuple(dict.fromkeys([*begun, *(folded[match] for match in close)]))[:limit]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence with the nearest name, or nothing."""
     close = nearest(name, known, limit=1)

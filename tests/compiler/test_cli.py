@@ -237,6 +237,10 @@ def test_writing_where_that_is_impossible(folder: Path, capsys: Capture) -> None
         ("model.feed_forward", "experts"),
         ("bubble", "pipeline"),
         ("step_time", "Seconds"),
+        ("parity", "make parity"),
+        ("FSDP64", "share parameters"),
+        ("all_to_all", "each other rank"),
+        ("ZeRO 3", "frees"),
     ],
 )
 def test_explain(subject: str, says: str, capsys: Capture) -> None:
@@ -250,6 +254,18 @@ def test_explain(subject: str, says: str, capsys: Capture) -> None:
 def test_explain_offers_the_nearest(subject: str, near: str, capsys: Capture) -> None:
     assert run(["explain", subject]) == 2
     assert near in capsys.readouterr().err
+
+
+def test_explain_takes_several_and_offers_nothing_far(capsys: Capture) -> None:
+    assert run(["explain", "step", "time", "BP402", "kept activations"]) == 0
+    text = capsys.readouterr().out
+    for words in ("Seconds of one optimizer step", "divide", "keeps for backward"):
+        assert words in text
+    assert run(["explain", "bubble", "weather"]) == 2
+    printed = capsys.readouterr()
+    assert "pipeline rank waits" in printed.out
+    assert "nothing is known of `weather`" in printed.err
+    assert "Did you mean" not in printed.err
 
 
 def test_schema_of_each_group(tmp_path: Path, capsys: Capture) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shipway.compiler.codes import Code
     from shipway.compiler.explain import FieldWords
     from shipway.compiler.glossary import Term
+    from shipway.schemas.diagnostics import Diagnostic
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -37,29 +38,39 @@ def command(
     from dataclasses import asdict
 
     from shipway.compiler.cli.output import Output
-    from shipway.compiler.explain import FieldWords, find, names
+    from shipway.compiler.explain import FieldWords, find_each
     from shipway.compiler.glossary import Term
-    from shipway.compiler.suggest import nearest
-    from shipway.schemas.diagnostics import Diagnostic
 
     output = Output(as_json=json, quiet=quiet)
-    asked = " ".join(subject)
-    found = find(asked)
-    if not found:
-        close = nearest(asked, names())
-        help_text = f"Did you mean `{close[0]}`?" if close else "Name a code, a field, or a term of a plan."
-        diagnostic = Diagnostic(
-            code="CL003", summary=f"nothing is known of `{asked}`", legal=close, help=help_text
-        )
-        output.fail([diagnostic])
+    found, unknown = find_each(subject)
+    if unknown and json:
+        output.fail([_unknown(asked) for asked in unknown])
     output.data([asdict(item) for item in found])
-    for item in found:
+    for index, item in enumerate(found):
+        if index:
+            output.show("")
         if isinstance(item, FieldWords):
             _show_field(item, output)
         elif isinstance(item, Term):
             _show_term(item, output)
         else:
             _show_code(item, output)
+    if unknown:
+        output.fail([_unknown(asked) for asked in unknown])
+
+
+def _unknown(asked: str) -> Diagnostic:
+    from shipway.compiler.explain import names
+    from shipway.compiler.suggest import near
+    from shipway.schemas.diagnostics import Diagnostic
+
+    close = near(asked, names())
+    guess = " or ".join(f"`{name}`" for name in close)
+    return Diagnostic(
+        code="CL003",
+        summary=f"nothing is known of `{asked}`",
+        help=f"Did you mean {guess}?" if close else "Name a code, a field, or a term of a plan.",
+    )
 
 
 def _show_code(code: Code, output: object) -> None:
