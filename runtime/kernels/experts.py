@@ -145,7 +145,8 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (place,) = ctx.saved_tensors
-        choices = grad.index_select(0, place).unflatten(0, (ctx.tokens, -1))
+        per_token = place.shape[0] // max(ctx.tokens, 1)  # under expert parallel a rank may have no rows
+        choices = grad.index_select(0, place).view(ctx.tokens, per_token, grad.shape[1])
         return widen(choices).sum(1).to(grad.dtype), None, None
 
 
