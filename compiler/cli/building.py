@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,14 @@ def build_source(
             output.warn(read.warnings)
         plan = plan_blueprint(read, output)
     folder = out if out is not None else BUILDS / plan.name
-    built = build(plan, folder, force)
+    built = build(plan, folder, force, command=_typed(source, overrides, config_dir, out))
     if isinstance(built, list):
         output.fail(built, exit_codes.ENVIRONMENT)
     return Built(built.folder, plan, list(built.written), list(built.unchanged))
+
+
+def _typed(source: str, overrides: Sequence[str] | None, config_dir: Path | None, out: Path | None) -> str:
+    """The command that builds this, as a person types it."""
+    words = ["shipway", "build", source, *(overrides or ())]
+    words += ["--config-dir", str(config_dir)] if config_dir is not None else []
+    return shlex.join([*words, *(["--out", str(out)] if out is not None else [])])

@@ -32,11 +32,14 @@ class BuildFolder:
         return tuple(sorted(self.written + self.unchanged))
 
 
-def build(plan: Plan, folder: Path, force: bool = False) -> BuildFolder | list[Diagnostic]:
+def build(
+    plan: Plan, folder: Path, force: bool = False, *, command: str = ""
+) -> BuildFolder | list[Diagnostic]:
     """Write the build folder of `plan`; the same plan gives the same bytes.
 
     Returns diagnostics instead, and touches nothing, when files were edited since Shipway wrote them
-    (EN002; `force` overwrites them) or the folder cannot be written (EN003).
+    (EN002; `force` overwrites them) or the folder cannot be written (EN003). `command` is what the user
+    typed to build, which the help repeats; what made the plan, when not given.
     """
     texts = build_files(plan)
     manifest_text = Manifest.of(plan.hash, texts).text()
@@ -45,7 +48,7 @@ def build(plan: Plan, folder: Path, force: bool = False) -> BuildFolder | list[D
         differing = {path: text for path, text in texts.items() if not _holds(folder / path, text)}
         edited = [path for path in differing if _edited(folder, path, before)]
         if edited and not force:
-            return [_refusal(folder, edited, plan)]
+            return [_refusal(folder, edited, command or _command(plan))]
         left_over = [path for path in before.files if path not in texts and not _edited(folder, path, before)]
         new_manifest = {} if _holds(folder / MANIFEST, manifest_text) else {MANIFEST: manifest_text}
         _write(folder, differing | new_manifest)
@@ -99,14 +102,14 @@ def _edited(folder: Path, path: str, manifest: Manifest) -> bool:
     return target.exists() and not manifest.wrote(path, target.read_bytes())
 
 
-def _refusal(folder: Path, edited: list[str], plan: Plan) -> Diagnostic:
+def _refusal(folder: Path, edited: list[str], command: str) -> Diagnostic:
     count = f"{len(edited)} files were" if len(edited) > 1 else f"{edited[0]} was"
     return Diagnostic(
         code="EN002",
         summary=f"{count} edited or not written by Shipway, and would be overwritten",
         where=Location(file=str(folder / edited[0])),
         because=tuple(str(folder / path) for path in edited),
-        help=f"Move them away, or overwrite them: {_command(plan)} --force",
+        help=f"Move them away, or overwrite them: {command} --force",
     )
 
 

@@ -149,6 +149,16 @@ def test_build_keeps_edited_files(folder: Path, capsys: Capture) -> None:
     assert "# mine now" not in (folder / "build/whole/model.py").read_text()
 
 
+def test_the_way_over_edited_files_is_the_command_as_typed(folder: Path, capsys: Capture) -> None:
+    assert run(["plan", "mine.yaml", "training.seed=4", "--out", "my.plan.json", "-q"]) == 0
+    assert run(["build", "my.plan.json", "--out", "b2", "-q"]) == 0
+    (folder / "b2/model.py").write_text("# mine now\n")
+    assert run(["build", "my.plan.json", "--out", "b2"]) == 4
+    assert "shipway build my.plan.json --out b2 --force" in capsys.readouterr().err
+    assert run(["build", "mine.yaml", "training.seed=4", "-o", "b2"]) == 4
+    assert "shipway build mine.yaml training.seed=4 --out b2 --force" in capsys.readouterr().err
+
+
 def test_stale_plan_is_refused(folder: Path, capsys: Capture) -> None:
     assert run(["plan", "mine.yaml", "training.seed=4", "--out", "p.json", "-q"]) == 0
     assert run(["build", "p.json", "-q"]) == 0
