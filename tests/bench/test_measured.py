@@ -1,0 +1,54 @@
+"""What was measured on GPUs, kept in bench/results, holds the catalogue and the plan to account."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shipway.compiler.compose import compose
+from shipway.compiler.lower import lower
+from shipway.compiler.operators.base import Shard
+from shipway.compiler.pipeline import make_plan
+from shipway.compiler.validate import validate
+from shipway.schemas.blueprint import Blueprint
+from shipway.schemas.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "bench" / "results" / name).read_text())
+
+
+def blueprint_of(measured: dict[str, Any]) -> Blueprint:
+    blueprint, diagnostics = validate(compose(str(ROOT / measured["blueprint"]), (), None))
+    assert blueprint is not None, diagnostics
+    return blueprint
+
+
+def test_kept_activations_are_what_the_fused_kernels_keep_on_an_h200() -> None:
+    measured = result("h200-kept-bytes.json")
+    lowered = lower(blueprint_of(measured).model)
+    shard = Shard(sequences=measured["sequences"], context=measured["context"], element_bytes=2)
+    for name, kept_bytes in measured["kept_bytes"].items():
+        layer, block = name.split(".")
+        stated = sum(
+            tensor.bytes
+            for placed in lowered.layers[int(layer)].operators
+            if placed.path == block or placed.path.startswith(f"{block}.")
+            for tensor in placed.operator.saved(shard, "none")
+        )
+        assert stated == pytest.approx(kept_bytes, rel=1e-3), name
+
+
+def test_planned_memory_of_a_training_step_is_near_what_an_h200_held() -> None:
+    measured = result("h200-small-8k.json")
+    plan = make_plan(blueprint_of(measured))
+    assert isinstance(plan, Plan)
+    (rank,) = plan.stages[0].memory.ranks
+    assert rank.allocated_bytes == pytest.approx(measured["measured"]["allocated_bytes"], rel=0.03)
+    assert rank.reserved_bytes == pytest.approx(measured["measured"]["reserved_bytes"], rel=0.03)
+    assert rank.upper_bytes > measured["measured"]["reserved_bytes"]
