@@ -340,6 +340,11 @@ _CODES = (
     Code("LA060", "No such run", "`shipway list` shows the runs in a folder."),
     Code("LA061", "The run is not at rest", "It runs, or waits for nodes: `shipway stop` ends it first."),
     Code("LA062", "The build has another plan", "A run goes on with the plan that it was launched with."),
+    Code(
+        "LA063",
+        "A run's record that cannot be read",
+        "Its run.json was cut, edited, or is not yours to read.",
+    ),
 )
 
 

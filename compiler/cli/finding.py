@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,10 +37,29 @@ def find_run(name: str | None, runs: Path, output: Output) -> Found:
     found = find(runs, name)
     if found is not None:
         return found
+    refuse_unreadable([Path(name), runs / name] if name else sorted(runs.glob("*/")), output)
     known = sorted(path.parent.name for path in runs.glob("*/run.json"))
     summary = f"there is no run {name!r}" if name else f"there is no run in {runs}"
     names = f"Runs here: {', '.join(known[-5:])}." if known else "`shipway launch FOLDER` starts one."
     output.refuse("LA060", summary, exit_codes.ENVIRONMENT, file=str(runs), help_text=names)
+
+
+def refuse_unreadable(folders: Sequence[Path], output: Output) -> None:
+    """Leave when a folder is a run's, but its record cannot be read."""
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.launch.record import unreadable
+    from shipway.schemas.run import RECORD_FILE
+
+    for folder in folders:
+        if reason := unreadable(folder):
+            path = folder / RECORD_FILE
+            output.refuse(
+                "LA063",
+                f"{path} cannot be read: {reason}",
+                exit_codes.ENVIRONMENT,
+                file=str(path),
+                help_text="Its files are left as they are; `shipway launch BUILD` starts another run.",
+            )
 
 
 def refuse_unless_at_rest(found: Found, output: Output, *, or_new: bool = False) -> None:

@@ -38,12 +38,29 @@ def new_run_id(name: str, runs: Path) -> str:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """The record of a run, with the jobs that its scripts replaced; None when the folder is not a run's."""
+    """The record of a run, with the jobs that its scripts replaced; None when none can be read."""
     try:
         record = RunRecord.model_validate_json((folder / RECORD_FILE).read_text())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
+    except (OSError, ValidationError, UnicodeDecodeError):
         return None
     return record.model_copy(update={"jobs": _current_jobs(folder, record.jobs)})
+
+
+def unreadable(folder: Path) -> str | None:
+    """Why the record of a run that is there cannot be read; None when it can, or there is none."""
+    path = folder / RECORD_FILE
+    try:
+        RunRecord.model_validate_json(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return (error.strerror or "error").lower()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return ": ".join([*(".".join(map(str, first["loc"])),) * bool(first["loc"]), first["msg"]])
+    except UnicodeDecodeError:
+        return "it is no text"
+    return None
 
 
 def write_record(folder: Path, record: RunRecord) -> None:

@@ -70,6 +70,19 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(
     assert "new, old" in told
 
 
+@pytest.mark.parametrize("text", ["{", "{}", '"a string"'])
+def test_a_run_whose_record_cannot_be_read_is_told_as_such(
+    text: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "odd").mkdir()
+    (runs / "odd" / "run.json").write_text(text)
+    for name in ("odd", str(runs / "odd")):
+        assert shipway(["status", name, "--runs", str(runs)]) == 4
+        told = capsys.readouterr().err
+        assert told.startswith(f"error[LA063]: {runs}/odd/run.json cannot be read: ")
+    assert shipway(["status", "--runs", str(runs), "-q"]) == 0
+
+
 def test_list_has_the_newest_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shipway(["list", "--runs", str(runs), "--json"]) == 0
     assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["new", "old"]
