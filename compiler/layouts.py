@@ -43,10 +43,13 @@ class Space:
     experts: int
     """Routed experts, 0 for a dense model."""
     tied: bool
+    """Whether embedding and head share one table."""
     limits: tuple[Limit, ...]
     constraints: LayoutConstraints
     any_size: bool = False
     """Whether layouts that leave most devices idle are of interest."""
+    predictions: int = 0
+    """Multi-token prediction layers, which no pipeline or slice of a row can hold."""
     capability: Capability = CAPABILITY
 
 
@@ -163,7 +166,11 @@ def tensor_allowed(space: Space, degree: int) -> bool:
 
 def context_allowed(space: Space, degree: int) -> bool:
     """Whether a context-parallel degree leaves whole slices, 2 x cp of them for causal attention."""
-    return degree == 1 or (space.context % (2 * degree) == 0 and context_slices(space.context, degree))
+    if degree == 1:
+        return True
+    return (
+        not space.predictions and space.context % (2 * degree) == 0 and context_slices(space.context, degree)
+    )
 
 
 def context_slices(context: int, degree: int) -> bool:
@@ -172,8 +179,8 @@ def context_slices(context: int, degree: int) -> bool:
 
 
 def pipeline_allowed(space: Space, degree: int) -> bool:
-    """Whether every pipeline rank has a layer, and no tied embedding would stand on two of them."""
-    return degree == 1 or (degree <= space.layers and not space.tied)
+    """Whether every pipeline rank has a layer, and nothing would have to stand on two of them."""
+    return degree == 1 or (degree <= space.layers and not space.tied and not space.predictions)
 
 
 def legal_tensor(space: Space) -> list[int]:

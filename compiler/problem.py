@@ -73,6 +73,7 @@ def problem(
         limits=work.limits(),
         constraints=constraints(blueprint, stage),
         any_size=blueprint.training.objective == "cost",
+        predictions=model.multi_token_prediction.depth if model.multi_token_prediction else 0,
         capability=CAPABILITY,
     )
     tensors = parameters or parameter_table(work, blueprint.training)

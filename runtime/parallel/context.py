@@ -51,7 +51,7 @@ def apply_context_parallel(model: nn.Module, mesh: Mesh) -> None:
             " plan with training.layout {context_parallel: 1}"
         )
     rows = Rows(mesh.group("cp"))
-    for layer in model.layers.values():  # type: ignore[union-attr, operator]
+    for layer in model.layers.values():  # type: ignore[operator]
         _swap(layer.attention, rows)
 
 
@@ -119,7 +119,8 @@ def cut(cu_seqlens: Tensor, batch: int, tokens: int, rank: int, ranks: int) -> S
         if bound < batch * whole and bound % whole:
             starts[bound // whole].append(bound % whole)
     low, high = rank * tokens, (rank + 1) * tokens
-    bounds, carried, opening, first_piece, tails, positions = [], [], [], [], [], []
+    bounds: list[int] = []
+    carried, opening, first_piece, tails, positions = [], [], [], [], []
     for row, begins in enumerate(starts):
         entering = max(start for start in begins if start <= low)
         inside = [start for start in begins if low < start < high]
@@ -264,8 +265,10 @@ class ContextDeltaCore(nn.Module):
         """As DeltaCore, on slices; `cu_seqlens` bounds the documents of whole rows."""
         part = self.rows.slice(cu_seqlens, q)
         options: dict[str, Any] = {"lower_bound": self.lower_bound, "chunk": self.chunk}
-        tail = [x.flatten(0, 1).index_select(0, part.tail).unsqueeze(0) for x in (k, v, g, beta)]
-        transition, written = delta_segment(*tail, a_log, dt_bias, cu_seqlens=part.tail_cu_seqlens, **options)
+        tails = (x.flatten(0, 1).index_select(0, part.tail).unsqueeze(0) for x in (k, v, g, beta))
+        transition, written = delta_segment(
+            *tails, a_log, dt_bias, cu_seqlens=part.tail_cu_seqlens, **options
+        )
         maps = self.rows.all(torch.cat((transition, written), dim=-1))  # [ranks, B, HV, K, K+V]
         entering = self._compose(maps, part)
         pieces = len(part.cu_seqlens) - 1

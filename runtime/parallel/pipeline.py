@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from shipway.runtime.data.batch import Batch
+from shipway.runtime.data.packing import IGNORED
 from shipway.runtime.evaluation.scorer import Scores, model_scorer
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import Mesh
@@ -64,8 +65,6 @@ def _problem(model: nn.Module, layout: Layout) -> str | None:
         return "pipeline parallel cannot run tied embeddings: first and last stage would share a matrix"
     if getattr(model, "prediction", None) is not None:
         return "pipeline parallel cannot run multi-token prediction"
-    if any(hasattr(module, "auxiliary_loss") for module in model.modules()):
-        return "pipeline parallel would lose the auxiliary loss of all stages but the last"
     ends = [0, *(end for _, end in layout.stage_layers)]
     starts = [start for start, _ in layout.stage_layers]
     if len(starts) != chunks or starts != ends[:-1] or ends[-1] != len(model.layers):  # type: ignore[arg-type]
@@ -83,9 +82,9 @@ def _problem(model: nn.Module, layout: Layout) -> str | None:
 
 def _sources(model: nn.Module, layers: int) -> int | None:
     """Sources over depth after so many layers; None without attention residuals."""
-    if not hasattr(next(iter(model.layers.values())), "attention_residual"):  # type: ignore[union-attr, operator]
+    if not hasattr(next(iter(model.layers.values())), "attention_residual"):  # type: ignore[operator]
         return None
-    before = list(model.layers.values())[:layers]  # type: ignore[union-attr, operator]
+    before = list(model.layers.values())[:layers]  # type: ignore[operator]
     opened = [layer.opens_block if hasattr(layer, "opens_block") else 2 for layer in before]
     return 1 + sum(opened)
 
@@ -94,24 +93,34 @@ def keep_chunk(model: nn.Module, chunk: Chunk) -> None:
     """Leave out of a whole model on the meta device what is not this chunk's."""
     for name in list(model.layers):  # type: ignore[arg-type]
         if not chunk.first_layer <= int(name) < chunk.end_layer:
-            del model.layers[name]  # type: ignore[union-attr, operator]
+            del model.layers[name]  # type: ignore[operator]
     absent = [] if chunk.is_first else ["embed", "vision"]
     absent += [] if chunk.is_last else ["output_residual", "norm", "head"]
     for name in absent:
         if hasattr(model, name):
             setattr(model, name, None)
-    # Replacing the method, not the module, keeps every parameter's name.
-    model.forward = partial(_forward, model)
 
 
-def _forward(
-    model: nn.Module, tokens: Tensor, labels: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> Tensor:
-    """The model's forward for torch's stages, which cut [1, n] boundaries from a stack of them."""
-    if cu_seqlens is not None and cu_seqlens.dim() == 2:
-        cu_seqlens = cu_seqlens.squeeze(0)
-    out: Tensor = type(model).forward(model, tokens, None if model.norm is None else labels, cu_seqlens)
-    return out
+class _Attach(torch.autograd.Function):
+    """Lets a scalar be part of the loss that backward starts from a hidden state."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, scalar: Tensor) -> Tensor:
+        ctx.save_for_backward(scalar)
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], torch.ones_like(ctx.saved_tensors[0])
+
+
+def auxiliary_loss(part: nn.Module, labels: Tensor) -> Tensor | None:
+    """The load-balancing loss of a chunk's last forward, as the whole model would add it; None without."""
+    found = [loss for m in part.modules() if (loss := getattr(m, "auxiliary_loss", None)) is not None]
+    if not found:
+        return None
+    weight: float = type(part).forward.__globals__["AUXILIARY_WEIGHT"]  # of the generated module
+    return weight * (labels != IGNORED).sum() * torch.stack(found).sum()
 
 
 @dataclass
@@ -128,10 +137,38 @@ class Pipeline:
     _valid_tokens: int = 1
     _loss_sum: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            # Replacing the method, not the module, keeps every parameter's name.
+            part.forward = partial(self._forward, part)
+
+    def _forward(
+        self,
+        part: nn.Module,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The generated forward for torch's stages, which cut [1, n] boundaries from a stack of them."""
+        if cu_seqlens is not None and cu_seqlens.dim() == 2:
+            cu_seqlens = cu_seqlens.squeeze(0)
+        if part.norm is not None:
+            out: Tensor = type(part).forward(part, tokens, labels, cu_seqlens, **options)
+            return out
+        state = part.run(tokens, cu_seqlens, **options)  # type: ignore[operator]
+        hidden = torch.stack(state) if isinstance(state, list) else state
+        auxiliary = None if labels is None else auxiliary_loss(part, labels)
+        if auxiliary is None or self._loss_sum is None:
+            return hidden
+        self._loss_sum += auxiliary.detach()
+        attached: Tensor = _Attach.apply(hidden, auxiliary / self._valid_tokens)
+        return attached
+
     def forward_backward(self, batches: Sequence[Batch], valid_tokens: int) -> Tensor:
         """Accumulate gradients of the loss summed and divided by `valid_tokens`.
 
-        Returns the sum, which is zero but on the rank of the last chunk.
+        Returns this rank's part of the sum: the last chunk's loss, other chunks' auxiliary losses.
         """
         tokens = torch.cat([batch.tokens for batch in batches])
         labels = torch.cat([batch.labels for batch in batches])
@@ -152,7 +189,7 @@ class Pipeline:
     def _schedule(self, micro_batches: int, batch: int, tokens: int) -> Any:
         key = (micro_batches, batch, tokens)
         if key not in self._schedules:
-            stages = [
+            stages: list[Any] = [
                 self._stage(part, chunk, batch, tokens)
                 for part, chunk in zip(self.parts, self.chunks, strict=True)
             ]
@@ -180,8 +217,8 @@ class Pipeline:
 
     def hidden(self, sources: int | None, batch: int, tokens: int) -> Tensor:
         """What passes between two chunks, on the meta device."""
-        shape = (batch, tokens // self.mesh.size("tp"), self.width)
-        shape = shape if sources is None else (sources, *shape)  # type: ignore[assignment]
+        shape: tuple[int, ...] = (batch, tokens // self.mesh.size("tp"), self.width)
+        shape = shape if sources is None else (sources, *shape)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 
     @torch.no_grad()

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.exit_codes import ExitCode, Fatal
 from shipway.runtime.metrics import read_metrics
+from shipway.runtime.parallel.pipeline import chunks_of
 from shipway.schemas.layout import Layout
 from tests.runtime.gradient_cases import Gradients, all_gradients, assert_same
 from tests.runtime.ranks import run_ranks
 from tests.runtime.small_plan import small_plan, write_build
 from tests.runtime.test_resume import OPTIONS, figures, start
 from tests.runtime.training_cases import SEQUENCES
+from tests.templates.generated import load, variant
 
 ALONE = Layout(micro_batch=SEQUENCES)
 PP2 = Layout(
@@ -54,6 +57,9 @@ CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
 }
 
 
+UNTIED: dict[str, Any] = {"tied_embeddings": False}
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, tuple[list[Gradients], Gradients]]:
     """Found by each of four ranks, and by one process, of every case."""
@@ -73,6 +79,28 @@ def test_pipeline_trains_what_one_process_trains(
     assert {n for rank in found for n in rank.gradients} == set(expected.gradients)
 
 
+def test_auxiliary_losses_of_all_stages_count() -> None:
+    one_by_one = Layout(micro_batch=1, micro_batches=SEQUENCES)  # the loss is a statistic of a micro-batch
+    (expected,) = run_ranks(all_gradients, 1, [(one_by_one, UNTIED, "grouped")])[0]
+    for (found,) in run_ranks(all_gradients, 4, [(PP4, UNTIED, "grouped")]):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "reason"),
+    [
+        ({}, "grouped", "tied embeddings"),
+        ({}, "three kinds", "multi-token prediction"),
+        ({"micro_batches": 1}, "hybrid", "at least as many micro-batches"),
+        ({"stage_layers": ((0, 2), (2, 4))}, "hybrid", "do not cut the layers"),
+    ],
+)
+def test_what_a_pipeline_cannot_run_is_refused(changes: dict[str, Any], model: str, reason: str) -> None:
+    layout = PP2.model_copy(update=changes)
+    with torch.device("meta"), pytest.raises(Fatal, match=reason):
+        chunks_of(load(variant(model)).Model(), layout, 0)
+
+
 def test_programme_crosses_from_a_pipeline_to_context_parallel_and_evaluates_alike(tmp_path: Path) -> None:
     stages = {"short": 3, "long": 2}
     spread = [
@@ -88,7 +116,8 @@ def test_programme_crosses_from_a_pipeline_to_context_parallel_and_evaluates_ali
         assert mine[:2] + mine[4:] == other[:2] + other[4:]  # stage, step, token stream
         assert mine[2:4] == pytest.approx(other[2:4], rel=1e-3)
     measures = [evaluations(tmp_path / f"run {name}") for name in ("spread", "plain")]
-    assert len(measures[0]) == 2 and all(measures[0])
+    assert len(measures[0]) == 2
+    assert all(measures[0])
     for mine, other in zip(*measures, strict=True):
         assert mine == pytest.approx(other, rel=1e-3)
 
