@@ -111,7 +111,7 @@ class _Composition:
         """Compose, lay provenance, resolve."""
         from shipway.compiler.defaults import DefaultsWalk
         from shipway.compiler.interpolations import Resolution
-        from shipway.compiler.overrides import parse_overrides
+        from shipway.compiler.overrides import chosen_twice, parse_overrides
 
         overrides, problems = parse_overrides(self.origin[1:], self.search)
         self.diagnostics += problems
@@ -124,6 +124,7 @@ class _Composition:
             for option in options:
                 walk.visit(self.search.find(f"{group}/{option}"), group)
         self.diagnostics += walk.diagnostics
+        self.diagnostics += [p for p in (chosen_twice(o, walk.groups) for o in overrides) if p is not None]
         if any(d.code not in {"BP004", "BP020", "BP030", "BP031"} for d in self.diagnostics):
             return self._result({}, complete=False)
         composed = self._compose(overrides, walk.groups)
@@ -159,6 +160,9 @@ class _Composition:
             self.diagnostics.append(merged.located(self.origin[1:], self.provenance.root))
             return None
         config = merged.config
+        for override in choosing:
+            if override.delete:
+                self.provenance.take_out(override.path, override.location())
         for layer in merged.layers:
             self._lay(layer)
         figures = [o for o in setting if o.path[:2] == ("cluster", "device") and len(o.path) > 2]
@@ -185,7 +189,7 @@ class _Composition:
         if problem is not None:
             self.diagnostics.append(problem)
         elif override.delete:
-            self.provenance.remove(override.path)
+            self.provenance.take_out(override.path, override.location())
         else:
             self.provenance.add_override(override.number, override.text, override.path, override.value)
 

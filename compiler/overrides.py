@@ -104,7 +104,10 @@ def _refused(override: Override, where: Location, search: SearchPath) -> Diagnos
         )
     if not override.key_or_group:
         return Diagnostic(
-            code="BP030", summary=f"`{override.input_line}` names no key before its `=`", where=where
+            code="BP030",
+            summary=f"an override needs a key: `{override.input_line}` has none before its `=`",
+            where=where,
+            help="Write key=value, such as cluster=h200_8 or training.micro_batch=2.",
         )
     value = override.value()
     group = override.key_or_group
@@ -123,6 +126,25 @@ def _refused(override: Override, where: Location, search: SearchPath) -> Diagnos
                 help=did_you_mean(str(shown), options) or f"Name one of these, or delete it with ~{group}.",
             )
     return None
+
+
+def chosen_twice(override: ParsedOverride, groups: set[str]) -> Diagnostic | None:
+    """A `+` before a group that the blueprint has chosen from already, or a `++`: Hydra composes neither."""
+    named = override.key + (f"@{override.package}" if override.package else "")
+    forced = override.text.startswith("++")
+    if not override.group or not (forced or (override.add and named in groups)):
+        return None
+    if forced:
+        summary = f"`++` sets values, it does not choose a {named}"
+    else:
+        summary = f"the blueprint has chosen a {named} already, so `{override.text}` cannot add another"
+    return Diagnostic(
+        code="BP016",
+        summary=summary,
+        field=override.key,
+        where=override.location(),
+        help=f"Write {override.text.lstrip('+')}, which takes the place of what was chosen.",
+    )
 
 
 def apply_override(config: Any, override: ParsedOverride) -> Diagnostic | None:

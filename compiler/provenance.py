@@ -32,6 +32,8 @@ class Provenance:
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     root: Location = field(default_factory=lambda: Location(file="default"))
     """The blueprint's own file."""
+    taken_out: dict[KeyPath, Location] = field(default_factory=dict)
+    """Sections and values that an override deletes, with the override."""
 
     def add_document(self, document: Document, package: KeyPath, skip: frozenset[str] = frozenset()) -> None:
         """Lay a file's values over what is there, under `package`."""
@@ -60,11 +62,18 @@ class Provenance:
         key = where.model_copy(update={"column": 1})
         for below in _paths(value):
             self.origins[path + below] = Origin(where, key)
+        for length in range(1, len(path)):
+            self.origins.setdefault(path[:length], Origin(key, key))
 
     def remove(self, path: KeyPath) -> None:
         """Forget a value and all that is below it."""
         for known in [p for p in self.origins if p[: len(path)] == path]:
             del self.origins[known]
+
+    def take_out(self, path: KeyPath, where: Location) -> None:
+        """Record that the override at `where` deletes a value or the choice of a group."""
+        self.remove(path)
+        self.taken_out[path] = where
 
     def refer(self, path: KeyPath, text: str) -> None:
         """Record that the value at `path` is the interpolation `text`."""

@@ -92,8 +92,45 @@ def _translate_all(error: ValidationError, composed: Composed) -> list[Diagnosti
     by_path: dict[KeyPath, list[Any]] = {}
     for item in error.errors(include_url=False):
         by_path.setdefault(data_path(Blueprint, item["loc"]), []).append(item)
-    found = [_translate(path, items, composed) for path, items in by_path.items()]
-    return [diagnostic for diagnostic in found if diagnostic is not None]
+    found = [
+        _translate(path, items, composed)
+        for path, items in by_path.items()
+        if not _other_form(path, items, by_path)
+    ]
+    return _taken_out([diagnostic for diagnostic in found if diagnostic is not None], composed)
+
+
+def _other_form(path: KeyPath, items: list[Any], by_path: dict[KeyPath, list[Any]]) -> bool:
+    """Whether a section is only told that it isn't the word which could stand there in its place.
+
+    What is wrong inside of the section is said at its keys: `layout` may be `auto` or a mapping.
+    """
+    inside = any(len(other) > len(path) and other[: len(path)] == path for other in by_path)
+    written = isinstance(items[0]["input"], dict)
+    return inside and written and all(item["type"] in ("literal_error", "enum") for item in items)
+
+
+def _taken_out(found: list[Diagnostic], composed: Composed) -> list[Diagnostic]:
+    """One diagnostic for each override that deletes what has to be there."""
+    deleted = {dotted(path): where for path, where in composed.provenance.taken_out.items()}
+    missing: dict[str, list[str]] = {}
+    others = []
+    for diagnostic in found:
+        path = next((p for p in deleted if f"{diagnostic.field}.".startswith(f"{p}.")), None)
+        if diagnostic.code == "BP102" and path is not None:
+            missing.setdefault(path, []).append(f"`{diagnostic.field}`")
+        else:
+            others.append(diagnostic)
+    return others + [
+        Diagnostic(
+            code="BP102",
+            summary=f"`{deleted[path].source_line}` takes out what has no default: {', '.join(names)}",
+            field=path,
+            where=deleted[path],
+            help=f"Leave the override out, or set `{path}` to something else.",
+        )
+        for path, names in missing.items()
+    ]
 
 
 def _translate(path: KeyPath, items: list[Any], composed: Composed) -> Diagnostic | None:
