@@ -78,6 +78,8 @@ def _locate(name: str, search: Any) -> Path | Diagnostic:
             summary, help_text = f"{name} is a folder", "Name the blueprint's YAML file in it."
         elif path.is_file():
             summary, help_text = f"{name} is not a YAML file", "Give the file the ending .yaml."
+        elif path.exists():
+            summary, help_text = f"{name} is not a regular file", "Name the blueprint's YAML file."
         else:
             summary, help_text = f"there is no file {name}", "Check the path; `shipway init` writes one."
             if found := search.find(name.removesuffix(path.suffix)):

@@ -122,13 +122,24 @@ def load_plan(name: str, output: Output) -> Plan:
     return plan
 
 
-def _not_a_plan(path: Path, error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        detail = f"{place}: {first['msg']}" if place else first["msg"]
-        return f"{path.name} is no plan of this version ({detail[:1].lower() + detail[1:]})"
-    return f"{path.name} is no plan"
+def _not_a_plan(path: Path, error: ValidationError | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path.name} is not valid JSON: it is not UTF-8 text"
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        detail = str((first.get("ctx") or {}).get("error", first["msg"]))
+        return f"{path.name} is not valid JSON: {detail}"
+    place = ".".join(map(str, first["loc"]))
+    detail = f"{place}: {first['msg']}" if place else first["msg"]
+    if first["loc"] and _names_a_hash(error):
+        return f"{path.name} is not a plan of this version ({detail[:1].lower() + detail[1:]})"
+    return f"{path.name} is not a plan ({detail[:1].lower() + detail[1:]})"
+
+
+def _names_a_hash(error: ValidationError) -> bool:
+    """Whether what was read has the fields that every version of a plan has."""
+    missing = {item["loc"] for item in error.errors(include_url=False) if item["type"] == "missing"}
+    return not missing & {("hash",), ("blueprint_hash",)}
 
 
 def refuse_stale(plan: Plan, output: Output) -> None:
