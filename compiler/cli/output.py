@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ class Output:
         """Print for a person, unless JSON or silence is asked for."""
         if not self.as_json and not self.quiet:
             for part in parts:
-                self.console.print(part)
+                _print(self.console, part)
 
     def text(self, text: str) -> None:
         """Print text that is the command's result, as it is."""
@@ -96,4 +97,20 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
+    return Console(file=stream, width=None if stream.isatty() else _plain_width(), highlight=False)
+
+
+def _plain_width() -> int:
+    """Columns where output is no terminal: COLUMNS where it is set."""
+    asked = os.environ.get("COLUMNS", "")
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else PLAIN_WIDTH
+
+
+def _print(console: Console, part: RenderableType) -> None:
+    """Print; where no terminal reads, without the spaces that tables fill their last column with."""
+    if console.is_terminal:
+        console.print(part)
+        return
+    with console.capture() as capture:
+        console.print(part)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

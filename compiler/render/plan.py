@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from shipway.compiler.render import units
+from shipway.compiler.render.sentence import Sentence
 from shipway.compiler.render.words import sentences, short
 from shipway.schemas.plan import MemoryBudget, Plan, StagePlan
 
@@ -65,6 +65,7 @@ def _table(*columns: tuple[str, str], title: str = "") -> Table:
             justify="right" if justify == "right" else "left",
             no_wrap=justify == "right",
             header_style="bold",
+            overflow="fold",
         )
     return table
 
@@ -116,7 +117,7 @@ def _overview(plan: Plan) -> Table:
 def _stage(stage: StagePlan) -> Iterable[RenderableType]:
     yield Rule(Text(f"stage {stage.name}: {short(stage.layout)}"), align="left", style="dim")
     for line in sentences(stage):
-        yield Text(line)
+        yield Sentence(Text(line))
     yield Text()
     yield from _memory(stage)
     yield Text()
@@ -131,11 +132,13 @@ def _stage(stage: StagePlan) -> Iterable[RenderableType]:
 
 def _memory(stage: StagePlan) -> Iterable[RenderableType]:
     worst = max(stage.memory.ranks, key=lambda budget: budget.peak_bytes)
-    yield Text.assemble(
-        ("Memory", "bold"),
-        f" of {worst.rank} when {worst.moment}: needs {units.gibibytes(worst.peak_bytes)}"
-        f" (at most {units.gibibytes(worst.upper_bytes)}), has {units.gibibytes(worst.capacity_bytes)}: ",
-        (worst.verdict, VERDICT_STYLE[worst.verdict]),
+    yield Sentence(
+        Text.assemble(
+            ("Memory", "bold"),
+            f" of {worst.rank} when {worst.moment}: needs {units.gibibytes(worst.peak_bytes)}"
+            f" (at most {units.gibibytes(worst.upper_bytes)}), has {units.gibibytes(worst.capacity_bytes)}: ",
+            (worst.verdict, VERDICT_STYLE[worst.verdict]),
+        )
     )
     yield Text(
         f"allocated {units.gibibytes(worst.allocated_bytes)},"
@@ -240,14 +243,16 @@ def _alternatives(stage: StagePlan) -> RenderableType:
 def _totals(plan: Plan) -> Iterable[RenderableType]:
     totals = plan.totals
     yield Rule(style="dim")
-    yield Text.assemble(
-        ("In all: ", "bold"),
-        f"{units.count(totals.tokens)} tokens, {units.duration(totals.hours * 3600)},"
-        f" {units.hours(totals.device_hours)} device-hours, {units.money(totals.cost)}"
-        f"{_counted(plan)}",
+    yield Sentence(
+        Text.assemble(
+            ("In all: ", "bold"),
+            f"{units.count(totals.tokens)} tokens, {units.duration(totals.hours * 3600)},"
+            f" {units.hours(totals.device_hours)} device-hours, {units.money(totals.cost)}"
+            f"{_counted(plan)}",
+        )
     )
     for warning in plan.warnings:
-        yield Padding(Text.assemble(("warning: ", "yellow"), warning), (0, 0, 0, 0))
+        yield Sentence(Text.assemble(("warning: ", "yellow"), warning))
 
 
 def _counted(plan: Plan) -> str:

@@ -120,9 +120,38 @@ def test_show_refuses_what_is_no_plan(folder: Path, capsys: Capture) -> None:
     (folder / "edited.json").write_text(text.replace('"layers": 4', '"layers": 6'))
     (folder / "cut.json").write_text(text[:200])
     (folder / "other.json").write_text("[1]")
-    for name in ("edited.json", "cut.json", "other.json", "none.json", "."):
+    (folder / "object.json").write_text("{}")
+    says = {
+        "edited.json": "does not match its own hash",
+        "cut.json": "cut.json is not valid JSON: ",
+        "other.json": "other.json is not a plan (",
+        "object.json": "object.json is not a plan (",
+        "none.json": "cannot be read",
+        ".": "",
+    }
+    for name, words in says.items():
         assert run(["show", name]) == 2
-        assert "error[PL011]" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "error[PL011]" in told
+        assert words in told
+
+
+def test_a_blueprint_that_is_no_regular_file_is_refused_as_such(capsys: Capture) -> None:
+    assert run(["validate", "/dev/null"]) == 2
+    assert "/dev/null is not a regular file" in capsys.readouterr().err
+
+
+def test_piped_output_heeds_columns_and_has_no_trailing_spaces(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["plan", "mine.yaml", "--out", "p.json", "-q"]) == 0
+    for columns, rule in (("90", 90), ("", 120)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert run(["show", "p.json"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert {len(line) for line in lines if line.endswith("──")} == {rule}
+        assert [line for line in lines if line != line.rstrip()] == []
+        assert [line for line in lines if line.startswith(("GiB", "MiB", "sequence", "layers"))] == []
 
 
 def test_build_from_blueprint_and_from_plan(folder: Path, capsys: Capture) -> None:
