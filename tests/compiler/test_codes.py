@@ -16,7 +16,7 @@ def test_every_code_given_is_explained_and_the_other_way_round() -> None:
     given: dict[str, str] = {}
     for path in FOLDER.rglob("*.py"):
         if path.name != "codes.py":
-            given |= {code: path.name for code in CODE.findall(path.read_text())}
+            given |= dict.fromkeys(CODE.findall(path.read_text()), path.name)
     assert {code: file for code, file in given.items() if code not in codes()} == {}
     assert sorted(set(codes()) - set(given)) == []
 
