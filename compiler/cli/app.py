@@ -56,8 +56,8 @@ def application() -> typer.Typer:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         help="Plan, build and launch the training of very large models from one blueprint.",
-        epilog="Exit status: 0 done, 2 usage, blueprint or edited plan, 3 nothing fits, 4 environment, 5 stale plan, "
-        "6 plan --diff --exit-code found differences.",
+        epilog="Exit status: 0 done, 2 usage, blueprint or edited plan, 3 nothing fits, 4 environment, "
+        "5 stale plan, 6 plan --diff --exit-code found differences.",
     )
 
     @app.callback()
