@@ -40,6 +40,17 @@ def explain(folder: Path, code: ExitCode) -> str:
     return killed or "the workers left no word: they were killed, or never started"
 
 
+def explain_stop(folder: Path, *, killed: bool) -> str:
+    """What became of the workers that were asked to stop, or killed on the second request."""
+    if killed:
+        return "the workers were killed"
+    reasons = _rank_reasons(folder)
+    for entry in reasons:
+        if entry["code"] not in (ExitCode.PREEMPTED, ExitCode.DONE):
+            return f"rank {entry['rank']} on {entry['host']}: {entry['reason']}"
+    return "the workers saved" if reasons else "the workers were stopped before they could save"
+
+
 def kill_workers(folder: Path) -> None:
     """Kill workers of an attempt that outlived their agent, by the process ids they left."""
     for path in folder.glob("rank*.pid"):

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     # torchrun reports a worker's reserved code as an error with a traceback of its own.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence("torch.distributed.elastic")
     try:
         run.main([*defaults, *given])
     except ChildFailedError as error:
@@ -43,9 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return combined_code(error.failures)
     except SignalException as error:
         # The workers were told and have ended by now; they saved if they could.
-        print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr, flush=True)
+        if "SHIPWAY_ATTEMPT_FOLDER" not in os.environ:  # a supervisor says it in its own words
+            print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr, flush=True)
         return int(ExitCode.PREEMPTED)
     return int(ExitCode.DONE)
+
+
+def _silence(package: str) -> None:
+    """Silence a package's loggers one by one: torch gives each a level of its own, so none inherits."""
+    for name in (package, *logging.root.manager.loggerDict):
+        if name == package or name.startswith(f"{package}."):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def report_deaths(failures: Mapping[int, ProcessFailure]) -> None:

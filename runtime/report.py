@@ -73,7 +73,7 @@ def gather(run: Path) -> dict[str, Any]:
         "title": plan.name,
         "run": run.name,
         "state": state,
-        "failed": state not in ("done", "running", "preempted"),
+        "failed": state not in ("done", "running", "preempted", "stopped"),
         "reason": str(status.get("reason", "")),
         "plan_hash": plan.hash,
         "tiles": _tiles(plan, steps),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from shipway.runtime.attempts import append_attempt, explain, kill_workers, next_number
+from shipway.runtime.attempts import append_attempt, explain, explain_stop, kill_workers, next_number
 from shipway.runtime.build_folder import read_plan
 from shipway.runtime.exit_codes import ExitCode, Fatal
 from shipway.runtime.report import try_report
@@ -32,6 +33,8 @@ from shipway.schemas.run import HALT_FILE, Attempt
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+STOPPED = "stopped"
+"""State of a run, and reason of its attempt, that ended because it was asked to."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -48,6 +51,7 @@ class Supervisor:
     stop_requests: int = 0
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _number: int = 0
+    _told: bool = False
 
     def supervise(self) -> ExitCode:
         """Run attempts until the programme is done or must not go on."""
@@ -81,12 +85,18 @@ class Supervisor:
         child = self._child
         if self.stop_requests == 1:
             self.say("stopping: the workers save at the end of this step (once more to kill them)")
-            if child is not None:
-                child.send_signal(signal.SIGTERM)
+            self._tell_to_stop()
         elif child is not None:
             self.say("killing the workers")
             kill_workers(self.run.path / "attempts" / str(self._number))
             child.kill()
+
+    def _tell_to_stop(self) -> None:
+        """Pass the request on, once: a second signal would disturb the agent while the workers save."""
+        if self._child is not None:
+            told, self._told = self._told, True
+            if not told:
+                self._child.send_signal(signal.SIGTERM)
 
     def _attempt(self) -> ExitCode:
         self._number = next_number(self.run.path)
@@ -101,17 +111,29 @@ class Supervisor:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._processes)))
         # A session of its own: Ctrl-C on the terminal reaches the supervisor alone, which decides.
         self._child = subprocess.Popen(self.command(folder), env=environment, start_new_session=True)
+        if self.stop_requests:  # asked while the process was made, when there was none to tell
+            self._tell_to_stop()
         returned = self._child.wait()
         self._child = None
         kill_workers(folder)
-        code = ExitCode(returned) if returned in set(ExitCode) else ExitCode.RETRYABLE
-        reason, words = explain(folder, code), code.words
-        if code is not ExitCode.DONE:
-            self.say(f"attempt {self._number} ended ({words}): {reason}")
-        append_attempt(self.run.path, self._record(started_at, code))
+        code = self._code(returned)
+        killed = self.stop_requests > 1 and returned == -signal.SIGKILL
+        if self.stop_requests and (killed or code is ExitCode.PREEMPTED):
+            words, reason = STOPPED, explain_stop(folder, killed=killed)
+            self.say(f"attempt {self._number} stopped as asked: {reason}")
+        else:
+            words, reason = code.words, explain(folder, code)
+            if code is not ExitCode.DONE:
+                self.say(f"attempt {self._number} ended ({words}): {reason}")
+        append_attempt(self.run.path, self._record(started_at, code, words))
         self.run.write_status(state=words, reason=reason)
         try_report(self.run.path)
         return code
+
+    def _code(self, returned: int) -> ExitCode:
+        if self.stop_requests and returned == -signal.SIGTERM:
+            return ExitCode.PREEMPTED  # our own signal, before the agent could pass it on
+        return ExitCode(returned) if returned in set(ExitCode) else ExitCode.RETRYABLE
 
     def command(self, folder: Path) -> list[str]:
         """What one attempt runs. Rank 0 writes to this terminal, the others to the attempt's folder."""
@@ -136,9 +158,8 @@ class Supervisor:
         while time.monotonic() < until and not self.stop_requests:
             time.sleep(min(0.1, seconds))
 
-    def _record(self, started_at: str, code: ExitCode) -> Attempt:
+    def _record(self, started_at: str, code: ExitCode, reason: str) -> Attempt:
         stage = str(self.run.read_status().get("stage", ""))
-        reason = "stopped" if self.stop_requests and code is ExitCode.PREEMPTED else code.words
         return Attempt(
             number=self._number,
             stage=stage,
@@ -177,9 +198,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     supervisor = Supervisor(plan, options.build.resolve(), run, extra)
     supervisor.install_signals()
     try:
-        return int(supervisor.supervise())
+        code = supervisor.supervise()
+        if supervisor.stop_requests and code is not ExitCode.DONE and code.restarts:
+            print(f"continue with {ways_to_continue(options.build, run.path)}")
+        return int(code)
     finally:
         pid_file.unlink(missing_ok=True)
+
+
+def ways_to_continue(build: Path, run: Path) -> str:
+    """Commands that bring a run back, as they are typed where this process was started."""
+    usual = run.parent == Path.cwd() / "runs"
+    launch = ["shipway", "launch", _typed(build), *(() if usual else ("--runs", _typed(run.parent)))]
+    resume = ["shipway", "resume", run.name if usual else _typed(run)]
+    return f"`{shlex.join(launch)}` or `{shlex.join(resume)}`"
+
+
+def _typed(path: Path) -> str:
+    whole = path.resolve()
+    return str(whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole)
 
 
 def check_same_plan(plan: Plan, run: RunFolder) -> None:

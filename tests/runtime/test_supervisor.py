@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from shipway.runtime.attempts import explain, next_number, record_deaths
 from shipway.runtime.exit_codes import ExitCode
 from shipway.runtime.metrics import read_metrics
 from shipway.runtime.run_folder import RunFolder
-from shipway.runtime.supervisor import Supervisor
+from shipway.runtime.supervisor import Supervisor, ways_to_continue
 from shipway.schemas.layout import Layout
 from tests.runtime.small_plan import small_plan, write_build
 
@@ -42,13 +43,15 @@ def steps(run: Path) -> list[int]:
     return [line["step"] for line in read_metrics(run / "metrics.jsonl") if "event" not in line]
 
 
-def wait_for_step(run: Path, step: int) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < until:
-        if step in steps(run):
-            return
+    while not condition():
+        assert time.monotonic() < until, "what was waited for did not come"
         time.sleep(0.05)
-    raise AssertionError(f"step {step} did not come")
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    wait_until(lambda: step in steps(run))
 
 
 def exit_codes(run: Path) -> list[int]:
@@ -76,8 +79,36 @@ def test_killed_worker_is_replaced_and_a_request_to_stop_saves(tmp_path: Path) -
     assert steps(run) == list(range(1, len(steps(run)) + 1)), "no step twice, none left out"
     saved = json.loads(next((run / "checkpoints").glob(f"*{steps(run)[-1]:08d}/complete.json")).read_text())
     assert saved["progress"]["position"]["step"] == steps(run)[-1]
-    assert json.loads((run / "status.json").read_text())["state"] == "preempted"
+    assert json.loads((run / "status.json").read_text())["state"] == "stopped"
+    assert "attempt 2 stopped as asked: the workers saved" in output
+    assert "preempted" not in output
+    assert "death signal" not in output
+    assert output.splitlines()[-1].startswith("continue with `shipway launch ")
     assert not list(run.glob("attempts/*/rank*.pid")), "no worker is left behind"
+
+
+def test_a_stop_before_the_workers_train_is_no_failure(tmp_path: Path) -> None:
+    build = write_build(small_plan({"only": 300}, [Layout(micro_batch=2)], sequences=4), tmp_path / "build")
+    run = tmp_path / "run"
+    supervisor = supervise(build, run)
+    try:
+        wait_until(lambda: (run / "attempts/1").is_dir())
+        supervisor.send_signal(signal.SIGINT)
+        output, _ = supervisor.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        supervisor.kill()
+    assert supervisor.returncode == ExitCode.PREEMPTED
+    assert "attempt 1 stopped as asked: the workers were stopped before they could save" in output
+    assert "left no word" not in output
+    assert steps(run) == []
+
+
+def test_ways_to_continue_are_as_typed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = ways_to_continue(Path("build/x"), tmp_path / "runs" / "x-1")
+    assert said == "`shipway launch build/x` or `shipway resume x-1`"
+    said = ways_to_continue(Path("build/x"), tmp_path / "elsewhere" / "x-1")
+    assert said == "`shipway launch build/x --runs elsewhere` or `shipway resume elsewhere/x-1`"
 
 
 def test_failure_that_would_repeat_is_not_repeated(tmp_path: Path) -> None:
