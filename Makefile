@@ -42,7 +42,7 @@ demo: $(STAMP)  ## Plan, build and train the tiny blueprint on this machine
 	$(BIN)/shipway status
 
 test: lint  ## Lint, types, layering contracts, and all tests, two at a time
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)  ## Style, types and layering contracts
 	$(BIN)/ruff check .

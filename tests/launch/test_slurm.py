@@ -19,7 +19,6 @@ from shipway.compiler.launch.launch import Launch, prepare, start
 from tests.launch.builds import SHORT, TWO_NODES, built
 from tests.launch.slurm_lab.lab import SlurmLab
 
-pytestmark = pytest.mark.xdist_group("slurm")
 SLURM = (*TWO_NODES, *SHORT, "cluster.target.kind=slurm")
 
 

@@ -21,7 +21,6 @@ from shipway.compiler.launch.ssh import Ssh
 from tests.launch.builds import SHORT, TWO_NODES, built, jobs_of
 from tests.launch.slurm_lab.lab import free_ports
 
-pytestmark = pytest.mark.xdist_group("ssh")
 SSHD = "/usr/sbin/sshd"
 
 
