@@ -29,7 +29,9 @@ SEQUENCES = 8
 MICRO_SEQUENCES = 2
 CONTEXT_TOKENS = 256
 """Enough for four slices of whole delta-rule chunks under context parallel."""
-SEED = 5
+SEED = 8
+"""In its first step no token's last chosen and first refused expert are nearer than 3e-6 in score (CPU), so
+that rounding moves no choice; seed 5 has a pair 1e-7 apart, which tensor parallel over 4 ranks swaps."""
 LEARNING_RATE = 0.01
 PRELOADED = ["torch", "torch.distributed.fsdp", "shipway.runtime.trainer"]
 TIMEOUT = timedelta(seconds=180)
