@@ -54,8 +54,8 @@ format: $(STAMP)  ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-parity: $(STAMP)  ## Train every layout against one process and print the table (DEVICE=cuda: on GPUs)
-	$(BIN)/python -W ignore -m shipway.runtime.parity --device $(or $(DEVICE),cpu)
+parity: $(STAMP)  ## Train every layout against one process and print the table (DEVICE=cuda, DTYPE=bf16)
+	$(BIN)/python -W ignore -m shipway.runtime.parity --device $(or $(DEVICE),cpu) --dtype $(or $(DTYPE),fp32)
 
 clean:  ## Remove .venv and the caches; builds and runs stay
 	rm -rf $(VENV) dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

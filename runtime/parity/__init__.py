@@ -1,0 +1,1 @@
+"""The parity table: which layouts train what one process trains, shown by training."""

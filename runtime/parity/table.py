@@ -1,0 +1,168 @@
+"""Rows of the parity table: layouts, and the models and batches that they are shown on.
+
+A row is a layout, a model of `MODELS` and a batch of `parity_batches`; each is compared with one process on
+the same model and batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shipway.runtime.parity.batches import MICRO_SEQUENCES, SEQUENCES, BatchKind
+from shipway.schemas.layout import Layout
+
+ModelName = Literal["hybrid", "auxiliary"]
+
+SMALL = (
+    "tiny",
+    *("model.layers=4", "model.width=64", "model.feed_forward.dense_inner_width=128"),
+    *(f"model.attention.delta.{name}=16" for name in ("key_width", "value_width", "decay_rank")),
+    "model.attention.delta.chunk=32",
+    *("model.attention.latent.query_rank=32", "model.attention.latent.rope_width=8"),
+    *(f"model.attention.latent.{name}=16" for name in ("kv_rank", "nope_width", "value_width")),
+    *(f"model.feed_forward.experts.{name}=32" for name in ("inner_width", "latent_width")),
+)
+
+MODELS: Mapping[ModelName, tuple[str, ...]] = {
+    "hybrid": SMALL,
+    "auxiliary": (
+        *SMALL,
+        "model.feed_forward.experts.balancing.kind=auxiliary",
+        "~model.feed_forward.experts.balancing.bins",
+        "+model.feed_forward.experts.balancing.weight=0.1",
+        "model.attention.latent.position.kind=rotary",
+    ),
+}
+"""What `shipway build` is given: every text block of the reference design; balancing by a loss, rotary
+positions."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    layout: Layout
+    model: ModelName = "hybrid"
+    batch: BatchKind = "packed"
+
+
+def layout(name_of_axes: str = "", **options: Any) -> Layout:
+    """A layout by the short names of its axes, "tp 2, ep 2", its micro-batches filling the step."""
+    fields = {
+        "pp": "pipeline_parallel",
+        "rep": "data_parallel_replicate",
+        "fsdp": "data_parallel_shard",
+        "cp": "context_parallel",
+        "tp": "tensor_parallel",
+        "ep": "expert_parallel",
+    }
+    pairs = [axis.split() for axis in name_of_axes.split(", ") if axis]
+    values = {"micro_batch": MICRO_SEQUENCES} | {fields[axis]: int(n) for axis, n in pairs} | options
+    rows = values.get("data_parallel_replicate", 1) * values.get("data_parallel_shard", 1)
+    return Layout.model_validate(values | {"micro_batches": SEQUENCES // rows // values["micro_batch"]})
+
+
+def _rows(layouts: Mapping[str, Layout], **options: Any) -> dict[str, Row]:
+    return {name: Row(wanted, **options) for name, wanted in layouts.items()}
+
+
+ALONE = Layout(micro_batch=SEQUENCES)
+"""The reference: one process, no accumulation."""
+
+PIPELINE: Mapping[str, Any] = {
+    "schedule": "1f1b",
+    "zero": 2,
+    "micro_batch": 1,
+    "stage_layers": ((0, 2), (2, 4)),
+}
+INTERLEAVED: Mapping[str, Any] = PIPELINE | {
+    "schedule": "interleaved_1f1b",
+    "virtual_stages": 2,
+    "stage_layers": ((0, 1), (1, 2), (2, 3), (3, 4)),
+}
+
+SHARDED: Mapping[str, Layout] = {
+    "accumulation": layout(),
+    "fsdp 2": layout("fsdp 2"),
+    "fsdp 4": layout("fsdp 4"),
+    "fsdp 2, zero 2": layout("fsdp 2", zero=2),
+    "rep 2": layout("rep 2"),
+    "rep 2, fsdp 2": layout("rep 2, fsdp 2"),
+    "full recomputation": layout(recompute="full"),
+    "fsdp 2, full recomputation": layout("fsdp 2", recompute="full"),
+    "fsdp 2, selective recomputation": layout("fsdp 2", recompute="selective"),
+}
+EXPERTS: Mapping[str, Layout] = {
+    "fsdp 2, ep 2": layout("fsdp 2, ep 2"),
+    "fsdp 4, ep 2": layout("fsdp 4, ep 2"),
+    "fsdp 4, ep 4": layout("fsdp 4, ep 4"),
+    "rep 2, fsdp 2, ep 2": layout("rep 2, fsdp 2, ep 2"),
+    "fsdp 4, ep 2, full recomputation": layout("fsdp 4, ep 2", recompute="full"),
+    "fsdp 4, ep 4, selective recomputation": layout("fsdp 4, ep 4", recompute="selective"),
+}
+TENSOR: Mapping[str, Layout] = {
+    "tp 2": layout("tp 2"),
+    "tp 4": layout("tp 4"),
+    "tp 2, full recomputation": layout("tp 2", recompute="full"),
+    "tp 2, selective recomputation": layout("tp 2", recompute="selective"),
+    "fsdp 2, tp 2": layout("fsdp 2, tp 2"),
+    "rep 2, tp 2": layout("rep 2, tp 2"),
+    "tp 2, ep 2": layout("tp 2, ep 2"),
+    "fsdp 2, tp 2, ep 2": layout("fsdp 2, tp 2, ep 2"),
+    "fsdp 2, tp 2, ep 4, selective recomputation": layout("fsdp 2, tp 2, ep 4", recompute="selective"),
+    "fsdp 4, tp 2, ep 4": layout("fsdp 4, tp 2, ep 4"),
+}
+CONTEXT: Mapping[str, Layout] = {
+    "cp 2": layout("cp 2"),
+    "cp 4": layout("cp 4"),
+    "cp 2, full recomputation": layout("cp 2", recompute="full"),
+    "cp 2, selective recomputation": layout("cp 2", recompute="selective"),
+    "fsdp 2, cp 2": layout("fsdp 2, cp 2"),
+    "rep 2, cp 2": layout("rep 2, cp 2"),
+    "cp 2, ep 2": layout("cp 2, ep 2"),
+    "cp 2, tp 2": layout("cp 2, tp 2"),
+    "fsdp 2, cp 2, tp 2, ep 4": layout("fsdp 2, cp 2, tp 2, ep 4"),
+}
+PIPELINED: Mapping[str, Layout] = {
+    "pp 2": layout("pp 2", **PIPELINE),
+    "pp 2, interleaved": layout("pp 2", **INTERLEAVED),
+    "pp 2, full recomputation": layout("pp 2", **PIPELINE, recompute="full"),
+    "pp 2, fsdp 2, ep 2": layout("pp 2, fsdp 2, ep 2", **PIPELINE),
+    "pp 2, tp 2": layout("pp 2, tp 2", **PIPELINE),
+    "pp 2, cp 2": layout("pp 2, cp 2", **PIPELINE),
+    "pp 2, fsdp 2, tp 2, ep 4": layout("pp 2, fsdp 2, tp 2, ep 4", **PIPELINE),
+}
+
+ROWS: Mapping[str, Row] = {
+    **_rows(SHARDED | EXPERTS | TENSOR | CONTEXT | PIPELINED),
+    **_rows(
+        {"cp 4, fragments": layout("cp 4"), "cp 2, tp 2, fragments": layout("cp 2, tp 2")}, batch="fragments"
+    ),
+    **_rows(
+        {
+            "fsdp 4, uneven": layout("fsdp 4"),
+            "fsdp 2, cp 2, uneven": layout("fsdp 2, cp 2"),
+            "pp 2, uneven": layout("pp 2", **PIPELINE),
+        },
+        batch="uneven",
+    ),
+    **_rows(
+        {
+            "fsdp 4, ep 4, empty experts": layout("fsdp 4, ep 4"),
+            "fsdp 2, tp 2, ep 4, empty experts": layout("fsdp 2, tp 2, ep 4"),
+        },
+        batch="empty experts",
+    ),
+    **_rows(
+        {
+            "fsdp 2, auxiliary loss": layout("fsdp 2"),
+            "tp 2, auxiliary loss": layout("tp 2"),
+            "cp 2, auxiliary loss": layout("cp 2"),
+            "pp 2, auxiliary loss": layout("pp 2", **PIPELINE),
+        },
+        model="auxiliary",
+    ),
+}
+"""Every axis alone, the combinations that plans are made of, and the batches that go wrong elsewhere."""
