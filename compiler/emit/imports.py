@@ -22,6 +22,7 @@ KERNELS = (
     "positions_from",
     "rms_norm",
     "rotary",
+    "router_logits",
     "short_convolution",
     "situ_glu",
     "swiglu",

@@ -27,7 +27,7 @@ from shipway.compiler.operators.base import (
 from shipway.compiler.operators.gated_unit import GatedUnit, activation_kernel
 from shipway.compiler.operators.linear import gemm, norm_weight, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
-from shipway.compiler.operators.router import INDEX_BYTES, SCORE_BYTES, Router
+from shipway.compiler.operators.router import INDEX_BYTES, Router
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Experts as ExpertsSchema
 
@@ -118,7 +118,7 @@ class LatentProjections(Operator):
     latent_width: int
     norm: bool
     router_reads: Literal["hidden", "latent"] = "hidden"
-    """The router keeps what it reads in fp32: in fp32 training that is the very tensor read here too."""
+    """The router keeps what it reads: by default the very tensor that is read here too."""
     block: str = "latent projections"
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -142,10 +142,9 @@ class LatentProjections(Operator):
         match recompute:
             case "none":
                 normed = norm_saved("latent norm", shard.local_tokens, self.latent_width, shard)
-                shared = self.router_reads == "hidden" and shard.element_bytes == SCORE_BYTES
                 read = Saved("input", shard.local_tokens * self.width * shard.element_bytes)
                 return (
-                    *(() if shared else (read,)),
+                    *(() if self.router_reads == "hidden" else (read,)),
                     *(normed if self.norm else ()),
                     Saved("combined", size),
                 )
@@ -165,8 +164,6 @@ class SharedExperts(Operator):
 
     unit: GatedUnit
     gated: bool
-    first_reader: bool = False
-    """Whether no latent projection reads the same input and keeps it."""
     block: str = "shared experts"
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -204,10 +201,9 @@ class SharedExperts(Operator):
         return (*self._saved_input(shard), *own)
 
     def _saved_input(self, shard: Shard) -> tuple[Saved, ...]:
-        """Tensor parallel gathers an input of its own; otherwise another reader may keep it already."""
+        """Tensor parallel gathers an input of its own; otherwise router or projection keep it already."""
         size = shard.tokens * self.unit.width * shard.element_bytes
-        kept_already = not self.first_reader or shard.element_bytes == SCORE_BYTES
-        return (Saved("input", np.where(shard.tensor > 1, size, 0) if kept_already else size),)
+        return (Saved("input", np.where(shard.tensor > 1, size, 0)),)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return self.unit.scratch_bytes(shard)
@@ -231,7 +227,5 @@ def mixture_of_experts(width: int, dims: ExpertsSchema) -> tuple[tuple[str, Oper
     operators.append(("experts", RoutedExperts(expert_width, dims)))
     if dims.shared:
         inner = dims.shared * (dims.shared_inner_width or dims.inner_width)
-        operators.append(
-            ("", SharedExperts(GatedUnit(width, inner), dims.shared_gate, dims.latent_width is None))
-        )
+        operators.append(("", SharedExperts(GatedUnit(width, inner), dims.shared_gate)))
     return tuple(operators)

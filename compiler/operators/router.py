@@ -55,7 +55,7 @@ class Router(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        """The input in fp32, scores, and what leads from them to the mixture weights (runtime's Router)."""
+        """The input as it comes, scores, and what leads from them to the mixture weights."""
         tokens, dims = shard.local_tokens, self.dims
         scores = Saved("scores", tokens * dims.routed * SCORE_BYTES)
         match recompute:
@@ -63,7 +63,7 @@ class Router(Operator):
                 weights = tokens * dims.active * SCORE_BYTES
                 margin = 1 if dims.balancing.kind == "quantile" else 0
                 return (
-                    Saved("input, widened", tokens * self.width * SCORE_BYTES),
+                    Saved("input", tokens * self.width * shard.element_bytes),
                     scores,
                     Saved("chosen experts", tokens * (dims.active + margin) * INDEX_BYTES),
                     Saved("chosen scores", weights + tokens * SCORE_BYTES if dims.renormalize else 0),
@@ -87,4 +87,6 @@ class Router(Operator):
         return self.dims.routed * (1 + margins) * INDEX_BYTES
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        return 3 * shard.local_tokens * self.dims.routed * SCORE_BYTES
+        """Three sets of scores, and the input widened to fp32 while the product lasts."""
+        widened = self.width if shard.element_bytes != SCORE_BYTES else 0
+        return shard.local_tokens * (3 * self.dims.routed + widened) * SCORE_BYTES

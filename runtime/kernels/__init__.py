@@ -18,7 +18,7 @@ from .balance import (
 )
 from .dispatch import Choice, table
 from .documents import positions_from
-from .experts import Order, Routing, grouped_mm, order_by_expert, permute, route, unpermute
+from .experts import Order, Routing, grouped_mm, order_by_expert, permute, route, router_logits, unpermute
 from .latent_cache import gather_pages, latent_attention_step, write_pages
 from .loss import chunk_rows, linear_cross_entropy
 from .norm import rms_norm
@@ -63,6 +63,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "route",
+    "router_logits",
     "short_convolution",
     "sign_bias",
     "situ_glu",

@@ -15,6 +15,26 @@ from .elementwise import fuse
 from .precision import widen
 
 
+def router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight^T, [T, E], multiplied and summed in the dtype of `weight`, which training keeps in fp32.
+
+    `x` [T, D], `weight` [E, D]. Keeps `x` as it is for the backward pass: no copy in fp32 outlives forward.
+    """
+    return _RouterLogits.apply(x, weight)
+
+
+class _RouterLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.to(weight.dtype) @ weight.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return (grad @ weight).to(x.dtype), grad.mT @ x.to(weight.dtype)
+
+
 class Routing(NamedTuple):
     """What the router decided for T tokens."""
 

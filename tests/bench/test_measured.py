@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shipway.compiler.compose import compose
-from shipway.compiler.lower import lower
+from shipway.compiler.lower import Part, lower
 from shipway.compiler.operators.base import Shard
 from shipway.compiler.pipeline import make_plan
 from shipway.compiler.validate import validate
@@ -29,26 +29,40 @@ def blueprint_of(measured: dict[str, Any]) -> Blueprint:
     return blueprint
 
 
+def router_copy_bytes(part: Part, width: int, shard: Shard) -> float:
+    """What was kept of a layer when this was measured and is no more: the router's input in fp32."""
+    routed = any(placed.path.endswith("router") for placed in part.operators)
+    return 4 * width * shard.tokens if routed else 0
+
+
 def test_kept_activations_are_what_the_fused_kernels_keep_on_an_h200() -> None:
     measured = result("h200-kept-bytes.json")
-    lowered = lower(blueprint_of(measured).model)
+    model = blueprint_of(measured).model
+    lowered = lower(model)
     shard = Shard(sequences=measured["sequences"], context=measured["context"], element_bytes=2)
     for name, kept_bytes in measured["kept_bytes"].items():
         layer, block = name.split(".")
+        part = lowered.layers[int(layer)]
         stated = sum(
             tensor.bytes
-            for placed in lowered.layers[int(layer)].operators
+            for placed in part.operators
             if placed.path == block or placed.path.startswith(f"{block}.")
             for tensor in placed.operator.saved(shard, "none")
         )
-        assert stated == pytest.approx(kept_bytes, rel=1e-3), name
+        gone = router_copy_bytes(part, model.width, shard) if block == "feed_forward" else 0
+        assert stated + gone == pytest.approx(kept_bytes, rel=1e-3), name
 
 
 def test_planned_memory_of_a_training_step_is_near_what_an_h200_held() -> None:
     measured = result("h200-small-8k.json")
-    plan = make_plan(blueprint_of(measured))
+    blueprint = blueprint_of(measured)
+    plan = make_plan(blueprint)
     assert isinstance(plan, Plan)
     (rank,) = plan.stages[0].memory.ranks
-    assert rank.allocated_bytes == pytest.approx(measured["measured"]["allocated_bytes"], rel=0.03)
-    assert rank.reserved_bytes == pytest.approx(measured["measured"]["reserved_bytes"], rel=0.03)
+    layout, model = plan.stages[0].layout, blueprint.model
+    shard = Shard(sequences=layout.micro_batch, context=plan.stages[0].context_tokens)
+    gone = sum(router_copy_bytes(part, model.width, shard) for part in lower(model).layers)
+    assert layout.recompute == "none"
+    assert rank.allocated_bytes + gone == pytest.approx(measured["measured"]["allocated_bytes"], rel=0.03)
+    assert rank.reserved_bytes + gone == pytest.approx(measured["measured"]["reserved_bytes"], rel=0.03)
     assert rank.upper_bytes > measured["measured"]["reserved_bytes"]

@@ -57,7 +57,8 @@ def test_k3_is_one_file_that_a_person_reads() -> None:
 def test_texts_are_formatted_and_lint_clean(folder: Path) -> None:
     config = ["--config", str(ROOT / "pyproject.toml")]
     for command in (["format", "--check"], ["check"]):
-        ran = subprocess.run(["ruff", *command, *config, str(folder)], capture_output=True, text=True)
+        ruff = [sys.executable, "-m", "ruff", *command]
+        ran = subprocess.run([*ruff, *config, str(folder)], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout
 
 

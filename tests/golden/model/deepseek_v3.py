@@ -43,6 +43,7 @@ from shipway.runtime.kernels import (
     positions_from,
     rms_norm,
     rotary,
+    router_logits,
     swiglu,
     unpermute,
     update_sign_bias,
@@ -250,7 +251,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, D] -> weights [N, k] in fp32, and the experts [N, k] that they belong to."""
-        logits = F.linear(x.to(self.weight.dtype), self.weight)  # [N, E]
+        logits = router_logits(x, self.weight)  # [N, E], in fp32
         scores = logits.sigmoid()
         ranked = scores.detach() + self.balance_bias
         ranked = ranked.unflatten(-1, (GROUPS, -1))  # [N, GROUPS, E/GROUPS]

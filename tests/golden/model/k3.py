@@ -53,6 +53,7 @@ from shipway.runtime.kernels import (
     permute,
     rms_norm,
     rotary,
+    router_logits,
     short_convolution,
     situ_glu,
     unpermute,
@@ -444,7 +445,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, D] -> weights [N, k] in fp32, and the experts [N, k] that they belong to."""
-        logits = F.linear(x.to(self.weight.dtype), self.weight)  # [N, E]
+        logits = router_logits(x, self.weight)  # [N, E], in fp32
         scores = logits.sigmoid()
         ranked = scores.detach() + self.balance_bias
         best = ranked.topk(ACTIVE_EXPERTS + 1, -1)

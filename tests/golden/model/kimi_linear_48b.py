@@ -47,6 +47,7 @@ from shipway.runtime.kernels import (
     order_by_expert,
     permute,
     rms_norm,
+    router_logits,
     short_convolution,
     swiglu,
     unpermute,
@@ -387,7 +388,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, D] -> weights [N, k] in fp32, and the experts [N, k] that they belong to."""
-        logits = F.linear(x.to(self.weight.dtype), self.weight)  # [N, E]
+        logits = router_logits(x, self.weight)  # [N, E], in fp32
         scores = logits.sigmoid()
         ranked = scores.detach() + self.balance_bias
         chosen = ranked.topk(ACTIVE_EXPERTS, -1).indices  # [N, k]

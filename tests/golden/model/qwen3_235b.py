@@ -41,6 +41,7 @@ from shipway.runtime.kernels import (
     positions_from,
     rms_norm,
     rotary,
+    router_logits,
     swiglu,
     unpermute,
 )
@@ -215,7 +216,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, D] -> weights [N, k] in fp32, and the experts [N, k] that they belong to."""
-        logits = F.linear(x.to(self.weight.dtype), self.weight)  # [N, E]
+        logits = router_logits(x, self.weight)  # [N, E], in fp32
         scores = logits.softmax(-1)
         chosen = scores.topk(ACTIVE_EXPERTS, -1).indices  # [N, k]
         weights = scores.gather(-1, chosen)

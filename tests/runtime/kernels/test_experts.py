@@ -5,10 +5,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipway.runtime.kernels import grouped_mm, order_by_expert, permute, route, unpermute
+from shipway.runtime.kernels import grouped_mm, order_by_expert, permute, route, router_logits, unpermute
 from shipway.runtime.kernels.experts import _fused
 from tests.runtime.kernels import reference
 from tests.runtime.kernels.comparing import assert_all_close, assert_same_function, leaf
+
+
+def test_router_logits_are_those_of_fp32_and_keep_the_input_as_it_came():
+    x, weight = leaf(20, 24, dtype=torch.bfloat16), leaf(6, 24, seed=1, dtype=torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        found = router_logits(x, weight)
+    assert [(t.dtype, t.data_ptr()) for t in kept] == [(t.dtype, t.data_ptr()) for t in (x, weight)]
+    exact = [t.detach().double().requires_grad_() for t in (x, weight)]
+    expected = exact[0] @ exact[1].mT
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    direction = leaf(20, 6, seed=2, dtype=torch.float32).detach()
+    grad_x, grad_weight = torch.autograd.grad(found, (x, weight), direction)
+    wanted = torch.autograd.grad(expected, exact, direction.double())
+    assert grad_x.dtype == torch.bfloat16
+    torch.testing.assert_close(grad_x.double(), wanted[0], rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(grad_weight.double(), wanted[1], rtol=1e-5, atol=1e-5)
+
+
+def test_router_logits_equal_a_linear_layer_in_float64():
+    x, weight = leaf(20, 12), leaf(6, 12, seed=1)
+    assert_same_function([router_logits(x, weight)], [x @ weight.mT], [x, weight])
 
 
 def test_the_bias_chooses_and_never_weighs():
