@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# What a caller's terminal asks for must not change what the tests read.
+for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+    os.environ.pop(name, None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
