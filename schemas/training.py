@@ -201,6 +201,10 @@ class RenderedTextSource(Schema):
     """Pictures in an epoch."""
     seed: int = Field(default=0, ge=0)
     """Seed of what they say."""
+    lines: PositiveInt = 4
+    """Most lines of words on a picture."""
+    words: PositiveInt = 3
+    """Most words on a line."""
     largest_tokens: PositiveCount = 1024
     """Tokens above which a picture is scaled down."""
 

@@ -54,7 +54,7 @@ def open_images(
     try:
         records: ImageRecords
         if isinstance(source, RenderedTextSource):
-            records = RenderedText(source.pictures, source.seed)
+            records = RenderedText(source.pictures, source.seed, source.lines, source.words)
         else:
             records = ImageFolder(*open_storage(source.path, folder))
     except DataError as error:

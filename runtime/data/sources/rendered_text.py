@@ -25,12 +25,17 @@ _GLYPH_WIDTH, _GLYPH_HEIGHT = 6, 11
 
 
 class RenderedText:
-    """`count` pictures of one to four lines of words, each of its own size, with the words as caption."""
+    """`count` pictures of up to `lines` lines of up to `words` words, with the words as caption.
 
-    def __init__(self, count: int, seed: int) -> None:
+    Each has a size of its own.
+    """
+
+    def __init__(self, count: int, seed: int, lines: int = 4, words: int = 3) -> None:
         self.count = count
-        self.fingerprint = f"rendered text {count} {seed}"
+        self.fingerprint = f"rendered text {count} {seed} {lines} {words}"
         self._seed = seed
+        self._most_lines = lines
+        self._most_words = words
 
     def caption(self, index: int) -> str:
         """The words, a line per line."""
@@ -59,11 +64,8 @@ class RenderedText:
 
     def _lines(self, index: int) -> list[str]:
         generator = self._generator(index, "text")
-        rows = int(generator.integers(1, 5))
-        return [
-            " ".join(_WORDS[i] for i in generator.integers(len(_WORDS), size=int(generator.integers(1, 4))))
-            for _ in range(rows)
-        ]
+        sizes = generator.integers(1, self._most_words + 1, size=generator.integers(1, self._most_lines + 1))
+        return [" ".join(_WORDS[i] for i in generator.integers(len(_WORDS), size=size)) for size in sizes]
 
     def _generator(self, index: int, purpose: str) -> np.random.Generator:
         return np.random.default_rng(derive_key("rendered text", self._seed, index, purpose))

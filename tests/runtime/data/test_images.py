@@ -103,6 +103,12 @@ def test_made_pictures_are_as_large_as_announced_and_show_their_words() -> None:
     assert (RenderedText(5, 0).pixels(3, 40, 50) == RenderedText(5, 0).pixels(3, 40, 50)).all()
 
 
+def test_made_pictures_hold_no_more_lines_and_words_than_asked() -> None:
+    captions = [RenderedText(300, 0, lines=2, words=1).caption(i) for i in range(300)]
+    assert {len(caption.split("\n")) for caption in captions} == {1, 2}
+    assert not any(" " in caption for caption in captions)
+
+
 def test_pictures_are_never_cut_and_every_one_is_read_once_per_epoch(tmp_path: Path) -> None:
     write_pictures(tmp_path)
     source = pictures(tmp_path)
