@@ -1,7 +1,8 @@
 """Pipeline schedules: order of work, micro-batches in flight, and a step-by-step simulation.
 
-The orders are those of torch.distributed.pipelining (Schedule1F1B, ScheduleInterleaved1F1B), which
-follow Narayanan et al. 2021 (arXiv 2104.04473). Chunk c of the model sits on pipeline rank c mod pp.
+The orders are those of torch.distributed.pipelining: Schedule1F1B and ScheduleInterleaved1F1B, which
+follow Narayanan et al. 2021 (arXiv 2104.04473), with chunk c of the model on pipeline rank c mod pp, and
+the V-shaped ones of `v_orders`.
 """
 
 from __future__ import annotations
@@ -9,23 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.v_orders import Action, v_orders
+from shipway.schemas.layout import V_SHAPED, Layout, Schedule
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Action:
-    """One forward or backward pass of one micro-batch through one model chunk."""
-
-    kind: Literal["F", "B"]
-    chunk: int
-    """Model chunk, in model order."""
-    micro_batch: int
 
 
 def rounds(pp: int, micro_batches: int) -> int:
@@ -133,10 +126,22 @@ def simulate(
     forward_seconds: Sequence[float],
     backward_seconds: Sequence[float],
     send_seconds: float = 0.0,
+    *,
+    schedule: Schedule = "1f1b",
+    deferred_seconds: Sequence[float] = (),
 ) -> tuple[Slot, ...]:
-    """Run the schedule of all ranks; times are per chunk, in model order. Ends when all work is done."""
-    chunks = pp * virtual
-    orders = [rank_order(pp, virtual, micro_batches, rank) for rank in range(pp)]
+    """Run the schedule of all ranks; times are per chunk, in model order. Ends when all work is done.
+
+    `deferred_seconds` is the part of backward that V-shaped schedules leave for `W`.
+    """
+    layout = Layout(pipeline_parallel=pp, virtual_stages=virtual, schedule=schedule)
+    orders: Sequence[Sequence[Action]]
+    if schedule in V_SHAPED:
+        orders = v_orders(schedule, pp, micro_batches)
+    else:
+        orders = [rank_order(pp, virtual, micro_batches, rank) for rank in range(pp)]
+    seconds = {"F": forward_seconds, "B": backward_seconds, "W": deferred_seconds}
+    seconds["I"] = [b - w for b, w in zip(backward_seconds, deferred_seconds, strict=False)]
     position, free_at = [0] * pp, [0.0] * pp
     done: dict[tuple[str, int, int], float] = {}
     slots: list[Slot] = []
@@ -146,13 +151,12 @@ def simulate(
         for rank, order in enumerate(orders):
             while position[rank] < len(order):
                 action = order[position[rank]]
-                ready = _ready(action, chunks, done, send_seconds)
+                ready = _ready(action, layout, done, send_seconds)
                 if ready is None:
                     break
-                seconds = (forward_seconds if action.kind == "F" else backward_seconds)[action.chunk]
                 start = max(free_at[rank], ready)
-                free_at[rank] = start + seconds
-                done[action.kind, action.chunk, action.micro_batch] = free_at[rank]
+                free_at[rank] = start + seconds[action.kind][action.chunk]
+                done[_passed_on(action), action.chunk, action.micro_batch] = free_at[rank]
                 slots.append(Slot(rank, action, start, free_at[rank]))
                 position[rank] += 1
                 remaining -= 1
@@ -161,22 +165,26 @@ def simulate(
     return tuple(sorted(slots, key=lambda slot: (slot.start_seconds, slot.rank)))
 
 
+def _passed_on(action: Action) -> str:
+    """What an action makes: a hidden state, the gradient of one, or nothing that another waits for."""
+    return "B" if action.kind == "I" else action.kind
+
+
 def _ready(
-    action: Action, chunks: int, done: dict[tuple[str, int, int], float], send_seconds: float
+    action: Action, layout: Layout, done: dict[tuple[str, int, int], float], send_seconds: float
 ) -> float | None:
     """When the input of an action has arrived; None while its producer has not run."""
-    if action.kind == "F":
-        if action.chunk == 0:
-            return 0.0
-        sent = done.get(("F", action.chunk - 1, action.micro_batch))
-        return None if sent is None else sent + send_seconds
-    own = done.get(("F", action.chunk, action.micro_batch))
-    if own is None:
-        return None
-    if action.chunk == chunks - 1:
+    kind, chunk, number = _passed_on(action), action.chunk, action.micro_batch
+    if kind == "W":
+        return done.get(("B", chunk, number))
+    own = 0.0 if kind == "F" else done.get(("F", chunk, number))
+    source = chunk + (-1 if kind == "F" else 1)
+    if own is None or not 0 <= source < layout.pipeline_parallel * layout.virtual_stages:
         return own
-    sent = done.get(("B", action.chunk + 1, action.micro_batch))
-    return None if sent is None else max(own, sent + send_seconds)
+    made = done.get((kind, source, number))
+    if made is None:
+        return None
+    return max(own, made + (send_seconds if layout.rank_of(source) != layout.rank_of(chunk) else 0.0))
 
 
 def pipeline_seconds(

@@ -14,6 +14,14 @@ from shipway.schemas.base import Schema
 
 Schedule = Literal["none", "1f1b", "interleaved_1f1b", "zbv", "dualpipev"]
 Recompute = Literal["none", "selective", "full"]
+Zero = Literal[1, 2, 3]
+"""What FSDP shards beside optimizer state and master weights: 1 nothing, 2 gradients, 3 parameters too."""
+DeltaContext = Literal["state", "heads"]
+"""What context parallel does about delta attention: pass the recurrent state from slice to slice, or exchange
+slices of all heads for whole rows of some."""
+
+V_SHAPED: tuple[Schedule, ...] = ("zbv", "dualpipev")
+"""Schedules of two chunks a rank, down the ranks and back up: rank 0 has embedding and head."""
 
 
 class LayoutConstraints(Schema):
@@ -33,14 +41,17 @@ class LayoutConstraints(Schema):
     """Ranks that share each matrix, with sequence parallel around them."""
     expert_parallel: PositiveInt | None = None
     """Ranks that the routed experts are spread over."""
-    zero: Literal[2, 3] | None = None
-    """3 frees gathered parameters after forward, 2 keeps them until backward."""
+    zero: Zero | None = None
+    """3 frees gathered parameters after forward, 2 keeps them until backward; 1 keeps parameters and the
+    step's gradients whole and reduces once, after the last micro-batch."""
     schedule: Schedule | None = None
     """Pipeline schedule."""
     recompute: Recompute | None = None
     """What is recomputed in backward: nothing, the cheap operators, or whole layers."""
     micro_batch: PositiveInt | None = None
     """Sequences in one micro-batch of one data-parallel rank."""
+    delta_context: DeltaContext | None = None
+    """How context parallel crosses delta attention: passing states, or exchanging heads."""
 
 
 class Layout(Schema):
@@ -53,13 +64,15 @@ class Layout(Schema):
     context_parallel: PositiveInt = 1
     tensor_parallel: PositiveInt = 1
     expert_parallel: PositiveInt = 1
-    zero: Literal[2, 3] = 3
+    zero: Zero = 3
     schedule: Schedule = "none"
     recompute: Recompute = "none"
     micro_batch: PositiveInt = 1
     """Sequences in one micro-batch of one data-parallel rank."""
     micro_batches: PositiveInt = 1
     """Micro-batches each data-parallel rank runs per optimizer step."""
+    delta_context: DeltaContext = "state"
+    """How context parallel crosses delta attention: passing states, or exchanging heads."""
     stage_layers: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
     """First (inclusive) and last (exclusive) layer of each model chunk, in model order."""
 
@@ -72,6 +85,16 @@ class Layout(Schema):
     def world_size(self) -> int:
         """Devices the layout uses."""
         return self.pipeline_parallel * self.data_parallel * self.context_parallel * self.tensor_parallel
+
+    def rank_of(self, chunk: int) -> int:
+        """Pipeline rank that holds a model chunk."""
+        place = chunk % (2 * self.pipeline_parallel if self.schedule in V_SHAPED else self.pipeline_parallel)
+        return min(place, 2 * self.pipeline_parallel - 1 - place)
+
+    def chunks_on(self, rank: int) -> tuple[int, ...]:
+        """Model chunks that a pipeline rank holds, in model order."""
+        chunks = range(self.pipeline_parallel * self.virtual_stages)
+        return tuple(chunk for chunk in chunks if self.rank_of(chunk) == rank)
 
     @property
     def expert_shard(self) -> int:
