@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,12 @@ class Documents(Protocol):
     def problem(self, index: int) -> str:
         """Where and why document `index` is unreadable."""
 
+    def hold(self, index: int) -> None:
+        """Document `index` will be asked for again and again, until as many calls of `release`."""
+
+    def release(self, index: int) -> None:
+        """Undo one `hold`."""
+
 
 class TokenizedRecords:
     """Records tokenised as they are scanned: whoever walks the source pays for all of it.
@@ -93,6 +99,7 @@ class TokenizedRecords:
         self._tokenizer = tokenizer
         self._end = np.array([tokenizer.end], dtype=np.int32)
         self._cache: OrderedDict[int, Tokens] = OrderedDict()
+        self._held: Counter[int] = Counter()
         self._problems: dict[int, str] = {}
 
     def scan(self, indices: NDArray[np.int64]) -> Scan:
@@ -119,11 +126,22 @@ class TokenizedRecords:
         """As found by the scan."""
         return self._problems[index]
 
+    def hold(self, index: int) -> None:
+        """Keep its tokens, however many others are read meanwhile."""
+        self._held[index] += 1
+
+    def release(self, index: int) -> None:
+        """Its tokens may go."""
+        self._held[index] -= 1
+        self._held += Counter()  # drops zeros
+
     def _keep(self, index: int, tokens: Tokens) -> None:
         self._cache[index] = np.concatenate([tokens, self._end]) if len(tokens) else tokens
         self._cache.move_to_end(index)
-        while len(self._cache) > self.lookahead:
-            self._cache.popitem(last=False)
+        while len(self._cache) > self.lookahead + len(self._held):
+            oldest, kept = self._cache.popitem(last=False)
+            if oldest in self._held:
+                self._cache[oldest] = kept
 
 
 def content_hash(content: bytes) -> int:

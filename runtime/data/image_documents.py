@@ -81,6 +81,12 @@ class ImageDocuments:
         cell, merge = self.image.cell, self.image.merge
         return -(-height // cell) * merge, -(-width // cell) * merge
 
+    def hold(self, index: int) -> None:
+        """Nothing: pictures are taken whole, so none is asked for twice."""
+
+    def release(self, index: int) -> None:
+        """Nothing, as `hold`."""
+
     def problem(self, index: int) -> str:
         """As found by the scan."""
         return self._problems[index]

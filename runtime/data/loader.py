@@ -31,7 +31,7 @@ from shipway.schemas.model import Model
 from shipway.schemas.plan import StagePlan
 from shipway.schemas.training import Data
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 _RAW_TEXT_RANKS = 64
 
 logger = logging.getLogger(__name__)
@@ -292,7 +292,12 @@ def _warn_of_raw_text(sources: Sources, dp_size: int) -> None:
 def identity(data: Data, seed: int, folder: Path) -> dict[str, Any]:
     """What must be the same for a saved cursor to mean the same place."""
     tokenizer = make_tokenizer(data.tokenizer, folder)
-    return {"tokenizer": tokenizer.hash, "seed": seed, "held_out": data.held_out}
+    return {
+        "tokenizer": tokenizer.hash,
+        "seed": seed,
+        "held_out": data.held_out,
+        "interleave": data.interleave,
+    }
 
 
 def check_division(shape: StageShape, size: int) -> None:

@@ -117,6 +117,12 @@ class PackedDocuments:
         )
         return np.frombuffer(content, dtype=dtype).astype(np.int32)
 
+    def hold(self, index: int) -> None:
+        """Nothing: reading a document again costs nothing."""
+
+    def release(self, index: int) -> None:
+        """Nothing, as `hold`."""
+
     def problem(self, index: int) -> str:
         """Packing has left unreadable records out, so no document has a problem."""
         raise AssertionError(f"packed document {index} cannot be unreadable")

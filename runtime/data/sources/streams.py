@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shipway.runtime.data.documents import Documents
 from shipway.runtime.data.errors import DataError
+from shipway.runtime.data.interleave import InterleavedStream
 from shipway.runtime.data.patches import ImageFormat
 from shipway.runtime.data.sources.open import open_images, open_source
 from shipway.runtime.data.stream import SourceStream, Split
@@ -58,8 +60,17 @@ def open_sources(
             streams[name] = WholeDocumentStream(name, pictures, seed, split, data.corrupt_limit)
         else:
             documents = open_source(name, source, tokenizer, folder)
-            streams[name] = SourceStream(name, documents, seed, split, data.corrupt_limit)
+            streams[name] = make_stream(name, documents, seed, split, data.corrupt_limit, data.interleave)
     return Sources(streams, tokenizer.padding, image)
+
+
+def make_stream(
+    name: str, documents: Documents, seed: int, split: Split, corrupt_limit: float, interleave: int
+) -> SourceStream:
+    """One document after the other, or several side by side."""
+    if interleave == 1:
+        return SourceStream(name, documents, seed, split, corrupt_limit)
+    return InterleavedStream(name, documents, seed, split, corrupt_limit, interleave)
 
 
 def _image_format(name: str, model: Model | None, tokenizer: Tokenizer) -> ImageFormat:

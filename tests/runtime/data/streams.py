@@ -11,7 +11,7 @@ from shipway.runtime.data.documents import TokenizedRecords
 from shipway.runtime.data.errors import CorruptRecord
 from shipway.runtime.data.loader import Loader, StageShape
 from shipway.runtime.data.mixture import Mixture
-from shipway.runtime.data.sources.streams import Sources
+from shipway.runtime.data.sources.streams import Sources, make_stream
 from shipway.runtime.data.stream import SourceStream, Split
 from shipway.runtime.data.tokenizers import ByteLevel
 
@@ -48,11 +48,12 @@ def stream(
     corrupt_limit: float = 0.0,
     seed: int = 0,
     blocks: Sequence[int] | None = None,
+    interleave: int = 1,
 ) -> SourceStream:
     """A stream over texts as bytes."""
     sizes = None if blocks is None else np.array(blocks)
     documents = TokenizedRecords(Texts(texts, blocks=sizes), ByteLevel())
-    return SourceStream(name, documents, seed, split, corrupt_limit)
+    return make_stream(name, documents, seed, split, corrupt_limit, interleave)
 
 
 def loader(
@@ -68,12 +69,16 @@ def loader(
     steps: int = 1000,
     prefetch_steps: int = 0,
     seed: int = 0,
+    interleave: int = 1,
 ) -> Loader:
     """A loader over named texts."""
     weights = weights or dict.fromkeys(sources, 1.0)
     return Loader(
         StageShape(stage, context, rows_per_step, micro_batch, steps),
-        Sources({name: stream(sources[name], name, seed=seed) for name in weights}, ByteLevel.padding),
+        Sources(
+            {name: stream(sources[name], name, seed=seed, interleave=interleave) for name in weights},
+            ByteLevel.padding,
+        ),
         Mixture(weights),
         {"seed": seed},
         rank,

@@ -33,8 +33,8 @@ def all_ranks(size: int, **options: object) -> list[Loader]:
     return [loader(SOURCES, rank, size, weights=WEIGHTS, **options) for rank in range(size)]  # type: ignore[arg-type]
 
 
-def unbroken(steps: int) -> tuple[list[tuple[Tensor, Tensor]], list[str | None]]:
-    one = all_ranks(1)
+def unbroken(steps: int, **options: object) -> tuple[list[tuple[Tensor, Tensor]], list[str | None]]:
+    one = all_ranks(1, **options)
     rows, hashes = [], []
     for _ in range(steps):
         rows.append(global_step(one))
@@ -43,10 +43,10 @@ def unbroken(steps: int) -> tuple[list[tuple[Tensor, Tensor]], list[str | None]]
 
 
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("prefetch_steps", [0, 2])
-def test_every_degree_reads_the_same_global_stream(size: int, prefetch_steps: int) -> None:
-    rows, hashes = unbroken(25)
-    loaders = all_ranks(size, prefetch_steps=prefetch_steps)
+@pytest.mark.parametrize(("prefetch_steps", "interleave"), [(0, 1), (2, 1), (0, 16), (2, 16)])
+def test_every_degree_reads_the_same_global_stream(size: int, prefetch_steps: int, interleave: int) -> None:
+    rows, hashes = unbroken(25, interleave=interleave)
+    loaders = all_ranks(size, prefetch_steps=prefetch_steps, interleave=interleave)
     for expected, expected_hash in zip(rows, hashes, strict=True):
         tokens, labels = global_step(loaders)
         assert torch.equal(tokens, expected[0])
@@ -60,15 +60,16 @@ def test_every_degree_reads_the_same_global_stream(size: int, prefetch_steps: in
 @given(
     stops=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(RANKS)), min_size=1, max_size=6),
     prefetch_steps=st.sampled_from([0, 3]),
+    interleave=st.sampled_from([1, 16]),
 )
 def test_a_stream_killed_and_resumed_at_other_degrees_is_the_unbroken_one(
-    stops: list[tuple[int, int]], prefetch_steps: int
+    stops: list[tuple[int, int]], prefetch_steps: int, interleave: int
 ) -> None:
-    rows, hashes = unbroken(sum(count for count, _ in stops))
+    rows, hashes = unbroken(sum(count for count, _ in stops), interleave=interleave)
     state = None
     done = 0
     for count, size in stops:
-        loaders = all_ranks(size, prefetch_steps=prefetch_steps)
+        loaders = all_ranks(size, prefetch_steps=prefetch_steps, interleave=interleave)
         for each in loaders:
             if state is not None:
                 each.load_state_dict(json.loads(state))
