@@ -32,6 +32,7 @@ CATEGORY = {
     "gradients, sharded": "gradients",
     "gradients, whole until the last micro-batch": "gradients",
     "optimizer state": "optimizer",
+    "moving average of weights": "optimizer",
     "kept activations": "activations",
     "temporaries of one layer": "scratch",
     "gradients of hidden states": "scratch",

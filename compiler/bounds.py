@@ -129,7 +129,7 @@ def _average_buffers(problem: Problem, c: Candidates, hidden: Floats) -> Floats:
 def _kept_per_row(states: StateCosts, sizes: Bytes) -> Floats:
     """Master weights and moments of each row under each sharding."""
     moments = 2 * states.adamw_numel + states.muon_numel
-    return states.shard_numel * sizes.master + moments * sizes.moment
+    return states.shard_numel * sizes.weight + moments * sizes.moment
 
 
 def _least_states(problem: Problem, c: Candidates, states: StateCosts, which: Ints, sizes: Bytes) -> Floats:

@@ -345,6 +345,7 @@ _CODES = (
         "A run's record that cannot be read",
         "Its run.json was cut, edited, or is not yours to read.",
     ),
+    Code("LA065", "The run is not running", "Only a running job can be profiled: launch or resume it first."),
 )
 
 

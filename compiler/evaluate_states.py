@@ -89,6 +89,13 @@ class Bytes:
     gradient: int
     """Of gradients while they are reduced and, whole, accumulated."""
     moment: int
+    average: int = 0
+    """Of the weights' moving average; 0 without one."""
+
+    @property
+    def weight(self) -> int:
+        """What an element of a shard takes as weight: master copy and moving average."""
+        return self.master + self.average
 
 
 def element_bytes(training: Training) -> Bytes:
@@ -102,6 +109,7 @@ def element_bytes(training: Training) -> Bytes:
         size[precision.master],
         max(size[precision.gradients], compute),
         size[precision.optimizer],
+        0 if training.ema is None else size["fp32"],
     )
 
 

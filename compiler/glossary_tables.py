@@ -67,6 +67,11 @@ TABLE_TERMS = (
         "Moments of the rank's shard: one a weight for Muon, two for AdamW.",
         "training.precision.optimizer: bf16 halves it; sharding over more ranks.",
     ),
+    Term(
+        "moving average of weights",
+        "Their exponential moving average in fp32 (training.ema), sharded as the weights are.",
+        "training.ema=null; sharding over more ranks.",
+    ),
     Term("gradients, sharded", "Summed gradients of the rank's own shard of the weights.", _SHARDED),
     Term(
         "gradients, whole until the last micro-batch",

@@ -101,6 +101,8 @@ def memory_terms(
         "master weights": shard * sizes.master,
         "optimizer state": (2 * adamw + muon) * sizes.moment,
     }
+    if sizes.average:
+        kept["moving average of weights"] = shard * sizes.average
     shard_gradients = shard * sizes.master
     gathered = _gathered(states, row_gathered, pp, zero, capability)
     held_activations = kept_activations(activations.saved, pp, micro_batches)

@@ -106,12 +106,15 @@ def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -
     """Clip, update and orthogonalise on the busiest rank.
 
     AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two,
-    and moves each shard of the momentum to its matrix's owner and back in bf16.
+    and moves each shard of the momentum to its matrix's owner and back in bf16. A moving average reads
+    itself and the weights, and writes itself.
     """
     sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
     adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
     work = by_rank(chunked.states("muon_flops"), pp).sum(axis=1)
     moved = adamw * (3 * sizes.master + 4 * sizes.moment) + muon * (3 * sizes.master + 2 * sizes.moment)
+    if sizes.average:
+        moved = moved + (adamw + muon) * (sizes.master + 2 * sizes.average)
     norm = (adamw + muon) * 2 * sizes.master
     seconds = m.memory_seconds(moved * m.efficiency.eager_elementwise + norm)
     seconds = seconds + work / (m.peak_flops * m.efficiency.orthogonalisation)
@@ -126,7 +129,7 @@ def checkpoint_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) 
     checkpoints, cluster = problem.blueprint.training.checkpoints, problem.blueprint.cluster
     sizes, pp, own = chunked.shared.sizes, chunked.pp, chunked.own
     moments = 2 * states.adamw_numel + states.muon_numel
-    mine = by_rank(states.shard_numel * sizes.master + moments * sizes.moment, pp).sum(axis=1)
+    mine = by_rank(states.shard_numel * sizes.weight + moments * sizes.moment, pp).sum(axis=1)
     stall = mine.max(axis=1) / cluster.device.host_bandwidth
     if not checkpoints.asynchronous:
         written = mine.mean(axis=1) * own.world / own.replicate

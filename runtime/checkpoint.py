@@ -65,6 +65,12 @@ class Checkpointer:
         if not self.asynchronous:
             self.wait()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in flight is over and could not be written; `wait` says why."""
+        pending = self._pending
+        return pending is not None and pending.done() and pending.exception() is not None
+
     def wait(self) -> None:
         """Wait for the save in flight, if any; raises Retryable when it failed."""
         pending, self._pending = self._pending, None

@@ -7,6 +7,7 @@ documents, at a stage's end, is held against that of the stage before (training.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +32,10 @@ class Evaluator:
     _suite: Suite | None = field(default=None, repr=False)
 
     def measure(self, whole: bool) -> Mapping[str, float]:
-        """Mean of each measure over all ranks: of held-out rows alone, or of the whole suite."""
+        """Mean of each measure over all ranks: of held-out rows alone, or of the whole suite.
+
+        Where weights have a moving average, that is what is evaluated.
+        """
         suite = self._suite or self._make_suite()
         self._suite = suite
         if not whole:
@@ -41,9 +45,11 @@ class Evaluator:
         score = model.pipeline.score if model.pipeline else model_scorer(model.parts[0])
         if mesh.size("cp") > 1:
             score = sliced_scorer(score, mesh.group("cp"))
-        tally = run_suite(lambda batch: score(batch.to(mesh.device)), suite)
-        for part in model.parts:
-            reshard(part)
+        average = self.run.trainer.average
+        with average.in_place() if average else nullcontext():
+            tally = run_suite(lambda batch: score(batch.to(mesh.device)), suite)
+            for part in model.parts:
+                reshard(part)
         return tally.reduced(lambda tensor: sum_over_data_ranks(tensor, mesh)).means()
 
     def _make_suite(self) -> Suite:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import torch.distributed as dist
+
 from shipway.runtime.checkpoint_folder import Manifest
 from shipway.runtime.context import Context, Position
+from shipway.runtime.details import DetailWatch, describe_slow
 from shipway.runtime.evaluate import SHORT_POSITIONS, Evaluator, seesaw
-from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.exit_codes import ExitCode, Fatal, Retryable
 from shipway.runtime.measure import MemoryWatch, step_metrics
 from shipway.runtime.metrics import StepMetrics
+from shipway.runtime.profiling import REQUEST_FILE, Profiler, ProfileRequests, describe_profile
 from shipway.runtime.progress import describe_evaluation
 from shipway.runtime.schedules import learning_rate
 from shipway.runtime.stage import StageRun, open_stage
@@ -34,13 +38,19 @@ def _loop(run: StageRun) -> ExitCode:
     context, stage = run.context, run.stage
     checkpoints = context.plan.blueprint.training.checkpoints
     guard, memory, evaluator = NonFiniteGuard(run), MemoryWatch(run), Evaluator(run)
-    status = _StatusWriter(run)
+    status, watch = _StatusWriter(run), Watching(run)
     while run.position.stage_step < stage.steps:
-        result = _one_step(run, memory, status)
+        result = _one_step(run, memory, status, watch)
         context.watchdog.step_ends()
         guard.judge(result)
         _evaluate(run, evaluator)
-        stopping = context.stop.agreed(context.groups.control)
+        agreed = context.stop.agreed(
+            context.groups.control, watch.requests.pending(), context.checkpointer.has_failed
+        )
+        if agreed.save_failed:
+            _give_up_save(run)
+        stopping = agreed.stop
+        watch.profiler.start(agreed.profile_steps)
         ended = run.position.stage_step == stage.steps
         if stopping or ended or run.position.step % checkpoints.every_steps == 0:
             context.watchdog.phase("checkpoint")
@@ -55,11 +65,18 @@ def _loop(run: StageRun) -> ExitCode:
     return ExitCode.DONE
 
 
-def _one_step(run: StageRun, memory: MemoryWatch, status: _StatusWriter) -> StepResult:
+def _give_up_save(run: StageRun) -> None:
+    """Leave as soon as a save has failed: training on would only lose more steps. Raises Retryable."""
+    run.context.checkpointer.wait()
+    raise Retryable("another rank could not write its part of a checkpoint")
+
+
+def _one_step(run: StageRun, memory: MemoryWatch, status: _StatusWriter, watch: Watching) -> StepResult:
     context, at = run.context, run.position
     rate = learning_rate(run.blueprint.learning_rate, at.stage_step, run.stage.steps)
     began, waited = time.perf_counter(), run.loader.data_wait_seconds
     context.watchdog.step_begins(at.step + 1)
+    watch.details.begin()
     batches = run.loader.next_step()
     result = run.trainer.step(batches, rate, on_phase=context.watchdog.phase)
     if run.mesh.data_parallel_size > 1:
@@ -70,6 +87,7 @@ def _one_step(run: StageRun, memory: MemoryWatch, status: _StatusWriter) -> Step
     waited = run.loader.data_wait_seconds - waited
     metrics = step_metrics(run, result, rate, seconds, waited, memory.peak())
     _publish(run, metrics)
+    watch.step_ends(result)
     status.write()
     if warning := memory.warning():
         context.display.message(warning)
@@ -101,6 +119,30 @@ def _publish(run: StageRun, metrics: StepMetrics) -> None:
     if run.context.metrics:
         run.context.metrics.write(metrics)
     run.context.display.step(metrics)
+
+
+class Watching:
+    """What looks closer at some steps: details when they are due, profiles when they are asked for."""
+
+    def __init__(self, run: StageRun) -> None:
+        self._run = run
+        self.details = DetailWatch(run)
+        self.profiler = Profiler(run)
+        request = run.context.run.path / REQUEST_FILE
+        self.requests = ProfileRequests(request, looks=dist.get_rank() == 0, stop=run.context.stop)
+
+    def step_ends(self, result: StepResult) -> None:
+        """Write what the step that has just ended gives; all ranks must call it."""
+        summary = self.profiler.step_ends()
+        details = self.details.end(result.expert_loads)
+        metrics, at = self._run.context.metrics, self._run.position
+        if metrics and details:
+            metrics.write_details(at.stage, at.step, details)
+            for line in describe_slow(details):
+                self._run.context.display.message(line)
+        if metrics and summary:
+            metrics.write_profile(at.stage, at.step, summary)
+            self._run.context.display.message(describe_profile(summary))
 
 
 class NonFiniteGuard:

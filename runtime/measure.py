@@ -88,7 +88,6 @@ class MemoryWatch:
         mine = peak_bytes(self._run.context.device)
         if mine is None or self._warned or self._steps < STEADY_STEPS:
             return None
-        trainer = self._run.trainer
-        text = breach(measure(trainer.model, trainer.optimizer, mine[0]), planned_budget(self._run))
+        text = breach(measure(self._run.trainer, mine[0]), planned_budget(self._run))
         self._warned = text is not None
         return text

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shipway.runtime.optimizers import Optimizer
-from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.shards import local_tensor
+from shipway.runtime.trainer import Trainer
 from shipway.schemas.plan import MemoryBudget
 
 TOLERANCE = 1.05
@@ -27,10 +26,11 @@ class Measured:
     """Gradients, activations, communication and scratch at the peak."""
 
 
-def measure(model: ParallelModel, optimizer: Optimizer, allocated_bytes: int) -> Measured:
-    """Split the measured peak of this rank into what holds it."""
-    parameters = _bytes(model.named_parameters().values())
-    states = _bytes(optimizer.state_tensors().values())
+def measure(trainer: Trainer, allocated_bytes: int) -> Measured:
+    """Split the measured peak of this rank into what holds it; a moving average counts as optimizer state."""
+    parameters = _bytes(trainer.model.named_parameters().values())
+    states = _bytes(trainer.optimizer.state_tensors().values())
+    states += _bytes(trainer.average.values.values()) if trainer.average else 0
     return Measured(parameters, states, max(0, allocated_bytes - parameters - states))
 
 

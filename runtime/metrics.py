@@ -1,4 +1,4 @@
-"""What is written at every step: one JSON line and the same scalars for TensorBoard."""
+"""What is written at every step: one JSON line, and the same scalars for TensorBoard and who else listens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shipway.runtime.run_folder import replace_text
+
+if TYPE_CHECKING:
+    from shipway.runtime.details import Details
+    from shipway.runtime.prometheus import Exporter
+    from shipway.runtime.weights_and_biases import Reporter
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class MetricsWriter:
 
     path: Path
     tensorboard_folder: Path
+    exporter: Exporter | None = None
+    reporter: Reporter | None = None
     _board: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,22 +71,63 @@ class MetricsWriter:
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one step."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(asdict(metrics), allow_nan=True) + "\n")
-        for name, value in _scalars(metrics).items():
-            self._board.add_scalar(name, value, metrics.step)
+        self._append(asdict(metrics))
+        place = {
+            "train/step": metrics.step,
+            "train/stage_step": metrics.stage_step,
+            "train/tokens": metrics.tokens,
+        }
+        self._pass_on(_scalars(metrics), metrics.step, besides=place)
+
+    def write_details(self, stage: str, step: int, details: Details) -> None:
+        """Append what was collected of a step."""
+        self._append({"event": "details", "stage": stage, "step": step, **asdict(details)})
+        scalars = {
+            f"{kind}/layer_{name}": value
+            for kind, values in (
+                ("activation_rms", details.activation_rms),
+                ("gradient_norm", details.gradient_norm),
+            )
+            for name, value in values.items()
+        }
+        scalars |= {f"probe_seconds/{name}": value for name, value in details.probe_seconds.items()}
+        scalars |= {f"data_wait_seconds/{name}": value for name, value in details.data_wait_seconds.items()}
+        scalars |= {f"utilisation/{name}": value for name, value in (details.utilisation or {}).items()}
+        self._pass_on(scalars, step)
+
+    def write_profile(self, stage: str, step: int, summary: Mapping[str, Any]) -> None:
+        """Append what a profile measured."""
+        self._append({"event": "profile", "stage": stage, "step": step, **summary})
+        seconds = summary["communication_seconds_per_step"]
+        self._pass_on({f"communication_seconds/{axis}": s for axis, s in seconds.items()}, step)
 
     def write_evaluation(self, stage: str, step: int, measures: Mapping[str, float]) -> None:
         """Append what an evaluation found."""
-        with self.path.open("a") as file:
-            line = {"event": "evaluation", "stage": stage, "step": step, "measures": dict(measures)}
-            file.write(json.dumps(line) + "\n")
-        for name, value in measures.items():
-            self._board.add_scalar(f"evaluation/{name}", value, step)
+        self._append({"event": "evaluation", "stage": stage, "step": step, "measures": dict(measures)})
+        self._pass_on({f"evaluation/{name}": value for name, value in measures.items()}, step)
 
     def close(self) -> None:
-        """Flush TensorBoard."""
+        """Flush TensorBoard, and stop serving and sending."""
         self._board.close()
+        if self.exporter:
+            self.exporter.close()
+        if self.reporter:
+            self.reporter.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line, allow_nan=True) + "\n")
+
+    def _pass_on(
+        self, scalars: Mapping[str, float], step: int, besides: Mapping[str, float] | None = None
+    ) -> None:
+        """To TensorBoard and whoever else listens."""
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, step)
+        if self.exporter:
+            self.exporter.set({**scalars, **(besides or {})})
+        if self.reporter:
+            self.reporter.log(scalars, step)
 
 
 def _scalars(metrics: StepMetrics) -> dict[str, float]:

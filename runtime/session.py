@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from types import ModuleType
 
@@ -79,8 +80,24 @@ def _context(
         stop=stop,
         display=display,
         watchdog=_watchdog(plan, run),
-        metrics=MetricsWriter(run.metrics, run.path / "tensorboard") if dist.get_rank() == 0 else None,
+        metrics=_metrics(plan, run, display) if dist.get_rank() == 0 else None,
     )
+
+
+def _metrics(plan: Plan, run: RunFolder, display: Display) -> MetricsWriter:
+    """The writer of rank 0, and whoever else the blueprint wants told."""
+    options = plan.blueprint.training.observability
+    exporter = reporter = None
+    if options.weights_and_biases is not None:
+        from shipway.runtime.weights_and_biases import Reporter
+
+        reporter = Reporter(options.weights_and_biases, plan, run.path)
+    if options.prometheus_port is not None:
+        from shipway.runtime.prometheus import Exporter
+
+        exporter = Exporter(options.prometheus_port, {"run": run.path.name, "blueprint": plan.name})
+        display.message(f"figures for Prometheus at http://{socket.gethostname()}:{exporter.port}/metrics")
+    return MetricsWriter(run.metrics, run.path / "tensorboard", exporter, reporter)
 
 
 def _watchdog(plan: Plan, run: RunFolder) -> Watchdog:

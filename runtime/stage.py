@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from shipway.runtime.average import SECTION, Average
 from shipway.runtime.checkpoint import State, rng_state, set_rng_state
 from shipway.runtime.checkpoint_folder import Manifest
 from shipway.runtime.context import Context, Position
@@ -76,9 +77,11 @@ class StageRun:
         self.loader.close()
 
     def _state(self) -> State:
+        average = self.trainer.average
         return {
             "model": self.trainer.model.state_dict(),
             "optimizer": self.trainer.optimizer.state_tensors(),
+            **({SECTION: average.values} if average else {}),
         }
 
 
@@ -98,7 +101,8 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
         context.device,
     )
     _record_environment(context, model)
-    trainer = Trainer(model, optimizer, training.gradient_clip, _qk_clip(context.plan, model))
+    average = Average(model.named_parameters(), training.ema.decay) if training.ema else None
+    trainer = Trainer(model, optimizer, training.gradient_clip, _qk_clip(context.plan, model), average)
     loader = _open_loader(context, stage, mesh)
     run = StageRun(context, stage, layout, mesh, trainer, loader, Position(stage.name))
     if start:

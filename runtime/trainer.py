@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from shipway.runtime.average import Average
 from shipway.runtime.data.batch import Batch
 from shipway.runtime.data.context_parallel import shard_for_context_parallel
 from shipway.runtime.exit_codes import Fatal
@@ -47,6 +48,9 @@ class Trainer:
     optimizer: Optimizer
     gradient_clip: float | None
     qk_clip: QkClip | None = None
+    average: Average | None = None
+    on_gradients: Callable[[Trainer], None] | None = None
+    """Told of each step when its gradients are whole and not yet clipped."""
     _parameters: tuple[nn.Parameter, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +73,8 @@ class Trainer:
         loss_sum = self._forward_backward(batches, valid_tokens)
         on_phase("gradients")
         norm = self._finish_gradients()
+        if self.on_gradients:
+            self.on_gradients(self)
         on_phase("update")
         loss = float(loss_sum) / max(1, valid_tokens)
         finite = math.isfinite(float(norm)) and math.isfinite(loss)
@@ -130,6 +136,8 @@ class Trainer:
         self.optimizer.step(learning_rate)
         if self.qk_clip:
             self.qk_clip.clip()
+        if self.average:
+            self.average.update(self.optimizer.step_count)
 
     def _forget(self) -> None:
         reset_counters(self.model)

@@ -24,6 +24,16 @@ Checkpoint = Annotated[
         show_default=False,
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="average|last",
+        help="Their moving average (training.ema), or those after the last step; if not given, the average"
+        " where there is one.",
+        show_default=False,
+    ),
+]
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs.")]
 
 
@@ -59,6 +69,13 @@ def find_checkpoint(source: Path, checkpoint: Path | None, runs: Path, output: O
     if found != mine[0]:
         output.note(f"the newest run, {mine[0]}, has no finished checkpoint yet: falling back to {found}")
     return build, found / "checkpoints"
+
+
+def check_weights(weights: str, output: Output) -> str:
+    """`weights` if there is such a kind, or leave."""
+    if weights not in ("average", "last"):
+        output.refuse("CL001", f"--weights {weights}: must be average or last", exit_codes.INVALID)
+    return weights
 
 
 def run_runtime(module: str, arguments: Sequence[str]) -> None:

@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-p", type=_share, default=Sampling.top_p)
     parser.add_argument("--seed", type=int, default=Sampling.seed)
     parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--weights", choices=["average", "last"])
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -80,7 +81,7 @@ def _generate(options: argparse.Namespace) -> None:
     print(f"from {origin_of(checkpoint)}", file=sys.stderr, flush=True)
     # bf16 products on a CPU are slow and win nothing
     dtype = DTYPES[training.precision.compute] if device.type == "cuda" else torch.float32
-    model = load_model(import_model(options.build), checkpoint, device, dtype)
+    model = load_model(import_model(options.build), checkpoint, device, dtype, options.weights)
     tokenizer = make_tokenizer(training.data.tokenizer, options.build)
     completions = [Completion(prompt) for prompt in options.prompt]
     sampling = Sampling(options.tokens, options.temperature, options.top_p, options.seed)

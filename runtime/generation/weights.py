@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
+from shipway.runtime.average import SECTION
 from shipway.runtime.checkpoint_folder import (
     MARKER,
     Manifest,
@@ -23,6 +25,8 @@ from shipway.runtime.checkpoint_folder import (
     write_marker,
 )
 from shipway.runtime.exit_codes import Fatal
+
+Weights = Literal["average", "last"]
 
 
 def choose_checkpoint(folder: Path, passed_over: Callable[[Path, str], None] | None = None) -> Path:
@@ -70,13 +74,26 @@ def empty_model(module: ModuleType, device: torch.device, dtype: torch.dtype) ->
     return model.eval()
 
 
-def load_model(module: ModuleType, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The generated model with a checkpoint's weights; raises Fatal when it is torn or of another model."""
+def load_model(
+    module: ModuleType,
+    checkpoint: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: Weights | None = None,
+) -> nn.Module:
+    """The generated model with a checkpoint's weights; raises Fatal when it is torn or of another model.
+
+    `weights` says which; by default their moving average where the checkpoint has one.
+    """
     reason = broken(checkpoint)
     if reason is not None:
         raise Fatal(f"{checkpoint} cannot be read: {reason}")
     model = empty_model(module, device, dtype)
     state = {"model": model.state_dict()}
+    if _has_average(checkpoint, weights):
+        # Buffers, the balancing biases among them, have no average.
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        state[SECTION] = {name: state["model"].pop(name) for name in names}
     try:
         with _alone():
             dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
@@ -84,6 +101,17 @@ def load_model(module: ModuleType, checkpoint: Path, device: torch.device, dtype
         lines = str(error).strip().splitlines()
         raise Fatal(f"{checkpoint} does not fit this model: {lines[-1] if lines else error}") from error
     return model
+
+
+def _has_average(checkpoint: Path, weights: Weights | None) -> bool:
+    """Whether to read the moving average; raises Fatal when it is asked for and not there."""
+    if weights == "last":
+        return False
+    metadata = dcp.FileSystemReader(checkpoint).read_metadata()
+    found = any(name.startswith(f"{SECTION}.") for name in metadata.state_dict_metadata)
+    if weights == "average" and not found:
+        raise Fatal(f"{checkpoint} has no moving average of the weights: its plan sets no training.ema")
+    return found
 
 
 def save_weights(model: nn.Module, folder: Path, plan_hash: str) -> None:

@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("checkpoint", type=Path, help="a checkpoint, or a folder of them: the newest")
     export.add_argument("out", type=Path)
     export.add_argument("--dtype", choices=DTYPES, default="bf16")
+    export.add_argument("--weights", choices=["average", "last"])
     importing = commands.add_parser("import")
     importing.add_argument("build", type=Path)
     importing.add_argument("published", type=Path)
@@ -62,7 +63,8 @@ def _export(options: argparse.Namespace) -> dict[str, str]:
     model = read_plan(options.build).blueprint.model
     family = family_of(model)
     checkpoint = choose_checkpoint(options.checkpoint)
-    built = load_model(import_model(options.build), checkpoint, CPU, DTYPES[options.dtype])
+    module, dtype = import_model(options.build), DTYPES[options.dtype]
+    built = load_model(module, checkpoint, CPU, dtype, options.weights)
     files = write_folder(options.out, config_of(model), published_tensors(built.state_dict(), model))
     return {
         "family": family,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shipway.compiler.cli.options import Json
-from shipway.compiler.cli.trained import Checkpoint, Runs, Source
+from shipway.compiler.cli.trained import Checkpoint, Runs, Source, Weights
 
 NO_ARGUMENTS_IS_HELP = True
 
@@ -32,13 +32,14 @@ def command(
         str | None,
         typer.Option(metavar="cpu|cuda", help="If not given, cuda where there is one.", show_default=False),
     ] = None,
+    weights: Weights = None,
     runs: Runs = Path("runs"),
     json: Json = False,
 ) -> None:
     """Continue a prompt with a trained model, from a checkpoint."""
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.output import Output
-    from shipway.compiler.cli.trained import find_checkpoint, run_runtime
+    from shipway.compiler.cli.trained import check_weights, find_checkpoint, run_runtime
 
     output = Output(as_json=json)
     if not 0 < top_p <= 1:
@@ -53,4 +54,5 @@ def command(
     arguments = [str(build), str(checkpoints), "--tokens", str(tokens), "--temperature", str(temperature)]
     arguments += ["--top-p", str(top_p), "--seed", str(seed), *(f"--prompt={text}" for text in prompt)]
     arguments += ["--device", device] if device is not None else []
+    arguments += ["--weights", check_weights(weights, output)] if weights is not None else []
     run_runtime("generation", [*arguments, *(["--json"] if json else [])])
