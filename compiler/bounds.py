@@ -64,7 +64,8 @@ def layout_seconds(problem: Problem, candidates: Candidates, shared: Tables) -> 
     busiest = np.maximum(total / pp, -(-work.layers // pp) * lightest)
     single = total + (count - 1) * np.maximum(busiest, heaviest)
     interleaved = count * busiest + (pp - 1) * lightest
-    return np.where(virtual == 1, np.where(pp == 1, count * total, single), interleaved)
+    several = np.where(candidates.v_schedule > 0, count * busiest, interleaved)
+    return np.where(virtual == 1, np.where(pp == 1, count * total, single), several)
 
 
 def _per_layout(candidates: Candidates, cell: Ints, *tables: Floats) -> tuple[Floats, ...]:
@@ -93,6 +94,8 @@ def _second_rank(problem: Problem, c: Candidates, shared: Tables, saved: Floats)
         np.minimum(c.pp - 1, c.micro_batches),
         np.minimum((c.virtual - 1) * c.pp + 2 * (c.pp - 2) + 1, c.micro_batches * c.virtual),
     )
+    # V-shaped: forwards of its first chunk before anything comes back to it.
+    warm = np.where(c.v_schedule > 0, np.minimum(2 * c.pp - 3, c.micro_batches), warm)
     activations = warm * seconds * ratio_saved
     states, sizes = shared.states, shared.sizes
     each = states.whole_numel[rows] * sizes.gradient + _kept_per_row(states, sizes)[rows]

@@ -1,4 +1,8 @@
-"""Layouts of one number of pipeline ranks and chunks, cut; sums over the layers of each chunk."""
+"""Layouts of one number of pipeline ranks and chunks, cut; sums over the layers of each chunk.
+
+Chunks stand in columns by where they sit: column c is on pipeline rank c mod pp. That is model order, but
+for V-shaped schedules, whose second chunks come back up the ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,16 @@ import numpy.typing as npt
 
 from shipway.compiler.evaluate_parts import POLICIES
 from shipway.compiler.fabric import axis_groups
-from shipway.compiler.layouts import Candidates
+from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
 from shipway.compiler.tables import Tables, cut_bounds
 from shipway.compiler.workload import FIRST, LAST, Workload
+from shipway.schemas.layout import V_SHAPED, Schedule
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+ALWAYS = ("forward", "weight", "waiting")
+"""Quantities of a cell that no recomputation policy changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +32,32 @@ class Chunked:
 
     shared: Tables
     own: Candidates
+    """All of one schedule, or of none that is V-shaped."""
     pp: int
     bounds: Ints
+    """[layouts, chunks + 1], in model order."""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What orders the passes; of layouts in one order of chunks, the first one's."""
+        return SCHEDULES[int(self.own.schedule[0])] if len(self.own) else "none"
+
+    @cached_property
+    def order(self) -> Ints:
+        """The chunk in each column; the same selection brings columns back into model order."""
+        chunks = np.arange(self.bounds.shape[1] - 1)
+        return np.append(chunks[: self.pp], chunks[: self.pp - 1 : -1]) if self.is_v_shaped else chunks
+
+    @property
+    def is_v_shaped(self) -> bool:
+        """Whether each rank's second chunk comes back up the ranks."""
+        return self.schedule in V_SHAPED
+
+    @property
+    def is_split(self) -> npt.NDArray[np.bool_]:
+        """Whether weights' gradients are put off: recomputation keeps backward whole."""
+        kept = self.own.recompute == RECOMPUTE.index("none")
+        return kept if self.is_v_shaped else np.zeros_like(kept)
 
     @property
     def cell(self) -> Ints:
@@ -40,12 +72,12 @@ class Chunked:
     def between(self, running: Floats, which: Ints) -> Floats:
         """Sums of a quantity over each chunk: [layouts, chunks]."""
         at = running[which[:, None], self.bounds]
-        result: Floats = at[:, 1:] - at[:, :-1]
+        result: Floats = (at[:, 1:] - at[:, :-1])[:, self.order]
         return result
 
     def cells(self, name: str) -> Floats:
         """Chunk sums of a quantity per cell, under each layout's recomputation policy."""
-        if name == "forward":
+        if name in ALWAYS:
             return self.between(self.shared.running(name), self.cell)
         result = np.empty((len(self.own), self.bounds.shape[1] - 1))
         for policy in range(POLICIES):
@@ -53,7 +85,7 @@ class Chunked:
             if len(mine):
                 running = self.shared.running(name, policy)
                 at = running[self.cell[mine][:, None], self.bounds[mine]]
-                result[mine] = at[:, 1:] - at[:, :-1]
+                result[mine] = (at[:, 1:] - at[:, :-1])[:, self.order]
         return result
 
     def states(self, name: str) -> Floats:
@@ -63,7 +95,7 @@ class Chunked:
     @cached_property
     def counts(self) -> Floats:
         """How often each row occurs in each chunk: [layouts, chunks, rows]."""
-        return row_counts(self.shared.work, self.bounds)
+        return row_counts(self.shared.work, self.bounds)[:, self.order]
 
     def sum(self, per_row: Floats) -> Floats:
         """[rows, layouts] summed over the rows of each chunk: [layouts, chunks]."""
@@ -94,14 +126,17 @@ def row_counts(work: Workload, bounds: Ints) -> Floats:
 
 
 def handed_over(chunked: Chunked) -> tuple[Floats, Floats]:
-    """Bytes of hidden states that each chunk receives, and of gradients that come back to it."""
+    """Bytes of hidden states that each chunk receives, and of gradients that come back to it.
+
+    Between chunks of one rank nothing is sent, but torch holds on to both all the same.
+    """
     states = (
         chunked.shared.work.states_before[chunked.bounds] * chunked.shared.parts.hidden[chunked.cell][:, None]
     )
     received, returned = states[:, :-1].copy(), states[:, 1:].copy()
     received[:, 0] = 0.0
     returned[:, -1] = 0.0
-    return received, returned
+    return received[:, chunked.order], returned[:, chunked.order]
 
 
 def groups_of(own: Candidates) -> dict[str, tuple[Ints, Ints]]:

@@ -20,6 +20,7 @@ from shipway.compiler.memory import (
     MemoryTerms,
     Peaks,
     by_rank,
+    kept_activations,
     memory_terms,
     peaks,
 )
@@ -27,6 +28,7 @@ from shipway.compiler.problem import Problem
 from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
+from shipway.compiler.v_memory import v_kept
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -69,9 +71,9 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
     size = len(candidates)
     step, peak, upper = np.empty(size), np.empty(size), np.empty(size)
     groups = []
-    keys = np.column_stack([candidates.pp, candidates.chunks])
+    keys = np.column_stack([candidates.pp, candidates.chunks, candidates.v_schedule])
     shapes, which = np.unique(keys, axis=0, return_inverse=True)
-    for number, (pp, chunks) in enumerate(shapes):
+    for number, (pp, chunks, _) in enumerate(shapes):
         index = np.flatnonzero(which.reshape(-1) == number)
         group = _evaluate_group(problem, candidates, shared, int(pp), int(chunks), index)
         step[index] = group.step_seconds
@@ -129,7 +131,19 @@ def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     temporary = parts.scratch[:, cell] + parts.overhead[chunked.own.recompute, :, cell].T
     hidden = parts.hidden[cell]
     received, returned = handed_over(chunked)
-    return ChunkActivations(chunked.cells("saved"), chunked.max(temporary), received, returned, hidden)
+    return ChunkActivations(kept_bytes(chunked), chunked.max(temporary), received, returned, hidden)
+
+
+def kept_bytes(chunked: Chunked) -> Floats:
+    """Kept activations at the worst moment of each rank's schedule, [layouts, ranks].
+
+    V-shaped schedules keep the gradients of matrices' outputs beside them between the parts of backward.
+    """
+    own, saved = chunked.own, chunked.cells("saved")
+    if not chunked.is_v_shaped:
+        return kept_activations(saved, chunked.pp, own.micro_batches)
+    saved, waiting = saved[:, chunked.order], chunked.cells("waiting")[:, chunked.order]
+    return v_kept(chunked.schedule, saved, waiting, chunked.is_split, own.micro_batches)
 
 
 def outside_bytes(problem: Problem, own: Candidates) -> dict[str, Floats]:

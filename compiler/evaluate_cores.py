@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from shipway.compiler import bounds
 from shipway.compiler.chunked import Chunked, chunk, handed_over
+from shipway.compiler.evaluate import kept_bytes
 from shipway.compiler.layouts import Candidates
-from shipway.compiler.memory import by_rank, kept_activations, receive_buffers, stays_gathered
+from shipway.compiler.memory import by_rank, receive_buffers, stays_gathered
 from shipway.compiler.problem import Problem
 from shipway.compiler.step_time import pass_seconds
 from shipway.compiler.tables import Tables
@@ -25,10 +26,10 @@ Ints = npt.NDArray[np.int64]
 def core_bounds(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Floats, Floats]:
     """Least seconds of a step and least peak bytes of each core."""
     seconds, least = np.empty(len(cores)), np.empty(len(cores))
-    keys = cores.pp * 4096 + cores.chunks
+    keys = (cores.v_schedule * 4096 + cores.pp) * 4096 + cores.chunks
     for key in np.unique(keys):
         index = np.flatnonzero(keys == key)
-        chunked = chunk(cores.take(index), shared.take(index), int(key) // 4096, int(key) % 4096)
+        chunked = chunk(cores.take(index), shared.take(index), int(key) // 4096 % 4096, int(key) % 4096)
         seconds[index] = pass_seconds(problem, chunked, chunked.cells("forward"), chunked.cells("backward"))
         least[index] = _bytes(problem, chunked)
     return seconds, least
@@ -39,7 +40,7 @@ def _bytes(problem: Problem, chunked: Chunked) -> Floats:
     sizes, can = shared.sizes, problem.space.capability
     moments = 2 * chunked.states("adamw_numel") + chunked.states("muon_numel")
     kept = by_rank(chunked.states("shard_numel") * sizes.weight + moments * sizes.moment, pp).sum(axis=1)
-    held = kept_activations(chunked.cells("saved"), pp, own.micro_batches)
+    held = kept_bytes(chunked)
     temporary = shared.parts.scratch + shared.parts.overhead
     lightest = temporary[:, 1:LAST].min(axis=1)[own.recompute, chunked.cell]
     stream = 2 * shared.parts.hidden[chunked.cell]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shipway.compiler.communication import Network
 from shipway.compiler.fabric import Path, path
 from shipway.compiler.layouts import RECOMPUTE
-from shipway.compiler.operators.base import Number, Operator, Shard, flops, forward_flops
+from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.workload import Workload
 from shipway.schemas.model import Experts
@@ -77,6 +77,10 @@ class PartCosts:
     """[rows, cells]: all of forward."""
     backward: Floats
     """[policies, rows, cells]: all of backward, recomputation included."""
+    weight: Floats
+    """[rows, cells]: of backward, the gradients of matrices, which zero-bubble schedules put off."""
+    waiting: Floats
+    """[rows, cells]: bytes of the gradients of matrices' outputs, which those put off start from."""
     host: Floats
     """[rows, cells]: of forward and backward, time the device waits for the host to issue work."""
     saved: Floats
@@ -160,11 +164,14 @@ class _Stack:
     scratch: Floats
     model_flops: Floats
     recompute_flops: Floats
+    weight: Floats
+    waiting: Floats
 
     @staticmethod
     def leading() -> tuple[tuple[int, ...], ...]:
         """Leading axes of each field."""
-        return (2, len(CATEGORIES)), (POLICIES,), (2, len(AXES)), (), (POLICIES,), (), (), (POLICIES,)
+        policies = (POLICIES,)
+        return (2, len(CATEGORIES)), policies, (2, len(AXES)), (), policies, (), (), policies, (), ()
 
 
 def _fill(
@@ -184,6 +191,9 @@ def _fill(
         each.compute[0, time.category, position] += time.forward
         each.compute[1, time.category, position] += time.backward
         each.launches[position] += time.launches
+        each.weight[position] += time.weight
+        if isinstance(kernel, Gemm) and not kernel.gradients_in_forward:
+            each.waiting[position] += kernel.rows * kernel.columns * kernel.groups * shard.element_bytes
     work = flops(kernels)
     each.model_flops[position] += work.forward + work.backward
     for policy, name in enumerate(RECOMPUTE):
@@ -233,6 +243,8 @@ def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine:
         transfer=transfer,
         forward=forward + waits_forward,
         backward=backward + waits_backward,
+        weight=rows(each.weight),
+        waiting=rows(each.waiting),
         host=waits_forward + waits_backward[0],
         saved=saved,
         scratch=np.stack([each.scratch[counts[row] > 0].max(axis=0) for row in range(len(work.rows))]),

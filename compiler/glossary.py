@@ -135,8 +135,9 @@ _TERMS = (
     ),
     Term(
         "zero",
-        "2 keeps gathered parameters from forward to backward, 3 frees and gathers them again.",
-        aliases=("ZeRO", "ZeRO 2", "ZeRO 3"),
+        "2 keeps gathered parameters from forward to backward, 3 frees and gathers them again; 1 keeps "
+        "parameters and gradients whole over a step: one gather and one reduction, as pipelines do.",
+        aliases=("ZeRO", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
     ),
     # Parameters
     Term("total", "All parameters, balancing biases and vision tower included."),

@@ -49,6 +49,19 @@ TABLE_TERMS = (
     ),
     Term("1f1b", "Pipeline schedule: once filled, each rank alternates one forward and one backward."),
     Term("interleaved_1f1b", "1f1b over the several chunks that each rank holds (virtual stages)."),
+    Term(
+        "zbv",
+        "Zero-bubble pipeline schedule: two chunks a rank, down the ranks and back up, so that rank 0 has "
+        "embedding and head; weights' gradients wait and fill what would be bubbles. 1f1b's memory, on "
+        "every rank. With recomputation backward stays whole.",
+        aliases=("zero bubble", "weight gradients"),
+    ),
+    Term(
+        "dualpipev",
+        "Pipeline schedule of two chunks a rank, placed as zbv has them: whole backwards once filled, in "
+        "two parts only at the ends. Needs twice as many micro-batches as ranks.",
+        aliases=("DualPipeV", "DualPipe"),
+    ),
     Term("muon", "Optimizer of the matrices: momentum, made orthogonal by Newton-Schulz steps."),
     Term("adamw", "Optimizer of all that is no matrix of a layer: two moments a weight."),
     # Items of memory

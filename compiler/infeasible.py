@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,10 @@ from shipway.compiler.layouts import (
     context_slices,
     divisors,
     legal_meshes,
+    nearest_first,
 )
 from shipway.compiler.problem import Problem
+from shipway.compiler.schedule_rules import micro_batches_refused, schedule_conflicts
 from shipway.compiler.search import Found
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.layout import Layout, LayoutConstraints
@@ -61,11 +63,6 @@ def _pinned(pins: LayoutConstraints) -> dict[str, int]:
     )
     values = {name: getattr(pins, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def nearest_first(options: Sequence[int], wanted: int) -> tuple[str, ...]:
-    """At most eight legal values, nearest to the wanted one first."""
-    return tuple(str(v) for v in sorted(options, key=lambda v: (abs(v - wanted), v))[:8])
 
 
 def _alone(space: Space, index: int) -> Iterator[Diagnostic]:
@@ -164,17 +161,20 @@ def _not_runnable(space: Space, index: int) -> Iterator[Diagnostic]:
             legal=schedules,
             help="Leave it out to let the search choose.",
         )
-    if pins.zero == 3 and (pins.pipeline_parallel or 1) > 1 and 3 not in can.zero_with_pipeline:
+    yield from schedule_conflicts(pins, _path(index, ""))
+    if pins.zero and (pins.pipeline_parallel or 1) > 1 and pins.zero not in can.zero_with_pipeline:
+        legal = tuple(str(level) for level in can.zero_with_pipeline)
         yield Diagnostic(
             code="BP404",
-            summary="zero 3 frees nothing under a pipeline",
+            summary=f"zero {pins.zero} is not what a pipeline does",
             field=_path(index, "zero"),
             because=(
-                "torch's pipeline stages keep parameters gathered over all micro-batches of a step",
+                "torch's pipeline stages keep parameters gathered and gradients whole over all"
+                " micro-batches of a step, and reduce once",
                 f"pipeline_parallel {pins.pipeline_parallel}",
             ),
-            legal=tuple(str(level) for level in can.zero_with_pipeline),
-            help="Pin zero: 2, or leave it out.",
+            legal=legal,
+            help=f"Pin zero: {legal[0]}, or leave it out.",
         )
     if pins.recompute is not None and pins.recompute not in can.recompute:
         yield Diagnostic(
@@ -190,7 +190,7 @@ def _together(space: Space, index: int) -> Iterator[Diagnostic]:
     from shipway.compiler.layouts import count_layouts
 
     held = _pinned(space.constraints)
-    if not held or count_layouts(space):
+    if not (held or space.constraints.schedule) or count_layouts(space):
         return
     because = [f"{name} {value}" for name, value in held.items()]
     because += _derived(space, held)
@@ -198,7 +198,7 @@ def _together(space: Space, index: int) -> Iterator[Diagnostic]:
     yield Diagnostic(
         code="BP402",
         summary=_headline(space, held),
-        field=_path(index, next(iter(held), "")).rstrip("."),
+        field=_path(index, next(iter(held), "schedule")),
         because=tuple(because),
         legal=tuple(release for release in releases),
         help="Change one of the pinned degrees as listed, or leave it out."
@@ -222,6 +222,9 @@ def _headline(space: Space, held: dict[str, int]) -> str:
             f"data parallel {data} x micro-batch {micro_batch} does not divide"
             f" the {space.sequences} sequences of a step"
         )
+    refused = micro_batches_refused(space, held, count)
+    if refused:
+        return refused
     experts = held.get("expert_parallel")
     region = data * held.get("context_parallel", 1) * held.get("tensor_parallel", 1)
     if experts and held.get("data_parallel_shard") and region % experts:

@@ -17,13 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.operators.base import Limit
+from shipway.compiler.v_orders import least_micro_batches
 from shipway.schemas.capability import CAPABILITY, Capability
-from shipway.schemas.layout import Layout, LayoutConstraints, Recompute, Schedule
+from shipway.schemas.layout import V_SHAPED, Layout, LayoutConstraints, Recompute, Schedule, Zero
 
 IntArray = npt.NDArray[np.int64]
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-SCHEDULES: tuple[Schedule, ...] = ("none", "1f1b", "interleaved_1f1b")
+SCHEDULES: tuple[Schedule, ...] = ("none", "1f1b", "interleaved_1f1b", "zbv", "dualpipev")
+ZERO: tuple[Zero, ...] = (1, 2, 3)
+INTERLEAVED, DUALPIPEV = SCHEDULES.index("interleaved_1f1b"), SCHEDULES.index("dualpipev")
 CONTEXT_MULTIPLE = 64
 """A context-parallel slice is a whole number of delta-rule chunks of this many tokens."""
 
@@ -89,6 +92,13 @@ class Candidates:
         """Model chunks."""
         return self.pp * self.virtual
 
+    @property
+    def v_schedule(self) -> IntArray:
+        """The schedule where it is V-shaped, else 0: what sets the place of chunks, with their number."""
+        return np.where(
+            np.isin(self.schedule, [SCHEDULES.index(name) for name in V_SHAPED]), self.schedule, 0
+        )
+
     def layout(self, index: int, stage_layers: tuple[tuple[int, int], ...] = ()) -> Layout:
         """One layout as its schema has it."""
         return Layout(
@@ -99,7 +109,7 @@ class Candidates:
             context_parallel=int(self.cp[index]),
             tensor_parallel=int(self.tp[index]),
             expert_parallel=int(self.ep[index]),
-            zero=2 if self.zero[index] == 2 else 3,
+            zero=ZERO[int(self.zero[index]) - 1],
             schedule=SCHEDULES[self.schedule[index]],
             recompute=RECOMPUTE[self.recompute[index]],
             micro_batch=int(self.micro_batch[index]),
@@ -118,7 +128,7 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
 def sort_keys(candidates: Candidates) -> tuple[IntArray, ...]:
     """Columns that order layouts by simplicity, for lexsort: the last is the most important."""
     c = candidates
-    return (c.micro_batch, c.recompute, -c.zero, c.replicate, c.virtual, c.ep, c.cp, c.tp, c.pp)
+    return (c.micro_batch, c.recompute, -c.zero, c.replicate, c.schedule, c.virtual, c.ep, c.cp, c.tp, c.pp)
 
 
 def from_layout(layout: Layout) -> Candidates:
@@ -152,6 +162,11 @@ def degrees(
 ) -> list[int]:
     """The pinned degree alone, where it is allowed, or the free ones."""
     return list(free) if pinned is None else [pinned] if allowed(pinned) else []
+
+
+def nearest_first(options: Sequence[int], wanted: int) -> tuple[str, ...]:
+    """At most eight legal values, nearest to the wanted one first."""
+    return tuple(str(v) for v in sorted(options, key=lambda v: (abs(v - wanted), v))[:8])
 
 
 def limit_allows(limits: Sequence[Limit], axis: str, degree: int) -> bool:
@@ -372,21 +387,27 @@ def _with_micro_batches(space: Space, table: IntArray) -> IntArray:
 
 def _with_schedules(space: Space, table: IntArray) -> IntArray:
     pins, can = space.constraints, space.capability
-    deepest = max(1, min(can.virtual_stages, space.layers // 2)) if "interleaved_1f1b" in can.schedules else 1
-    chunks = degrees(pins.virtual_stages, range(1, deepest + 1))
     names = [name for name in SCHEDULES if name == "none" or name in can.schedules]
-    if pins.schedule is not None:
-        names = [name for name in names if name == pins.schedule]
+    names = [name for name in names if pins.schedule in (None, name)]
+    deepest = max(1, min(can.virtual_stages, space.layers // 2))
+    chunks = degrees(pins.virtual_stages, range(1, deepest + 1))
     alone = [(1, 0)] if 1 in chunks and "none" in names else []
-    piped = [(virtual, 1 if virtual == 1 else 2) for virtual in chunks]
-    piped = [option for option in piped if SCHEDULES[option[1]] in names]
+    piped = [
+        (virtual, SCHEDULES.index(name)) for virtual in chunks for name in names if _holds(name, virtual)
+    ]
     several = table[:, 0] > 1
     single = table[~several]
     table = _cross(table[several], piped, 2)
     pp, count, virtual, schedule = table[:, 0], table[:, 7], table[:, 8], table[:, 9]
-    dealt = count % np.maximum(count // pp, 1) == 0
-    table = table[(pp * virtual <= space.layers) & ((schedule != 2) | dealt)]
+    dealt = (schedule != INTERLEAVED) | (count % np.maximum(count // pp, 1) == 0)
+    filled = (schedule != DUALPIPEV) | (count >= least_micro_batches("dualpipev", pp))
+    table = table[(pp * virtual <= space.layers) & dealt & filled]
     return np.vstack([_cross(single, alone, 2), table])
+
+
+def _holds(schedule: Schedule, virtual: int) -> bool:
+    """Whether a schedule of several ranks puts so many chunks on each."""
+    return {"none": False, "1f1b": virtual == 1, "interleaved_1f1b": virtual > 1}.get(schedule, virtual == 2)
 
 
 def _with_policies(space: Space, table: IntArray, *, widest: bool = False) -> IntArray:

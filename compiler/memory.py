@@ -24,6 +24,8 @@ BACKWARD_END = "backward ends"
 REDUCTION = "gradients are reduced after the last backward"
 OPTIMIZER = "optimizer step"
 
+WHOLE_GRADIENTS = "gradients, whole until the last micro-batch"
+
 ALLOCATOR_SLACK_BYTES = 64 * 2**20
 """The last, partly used segments of the caching allocator's pools (2 and 20 MiB)."""
 NEWTON_SCHULZ_COPIES = 5
@@ -48,7 +50,8 @@ class ChunkStates:
 class ChunkActivations:
     """Per layout and chunk, bytes of one micro-batch on one rank."""
 
-    saved: Floats
+    kept: Floats
+    """[layouts, ranks]: of all micro-batches, at the worst moment of each rank's schedule."""
     temporary: Floats
     """Largest over the chunk's rows of scratch and what recomputation holds again."""
     received: Floats
@@ -105,7 +108,7 @@ def memory_terms(
         kept["moving average of weights"] = shard * sizes.average
     shard_gradients = shard * sizes.master
     gathered = _gathered(states, row_gathered, pp, zero, capability)
-    held_activations = kept_activations(activations.saved, pp, micro_batches)
+    held_activations = activations.kept
     temporary = by_rank(activations.temporary, pp).max(axis=1)
     stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
     buffers = receive_buffers(activations.received, activations.returned, pp, micro_batches, capability)
@@ -113,7 +116,11 @@ def memory_terms(
     accumulates = (micro_batches > 1)[:, None]
 
     if pp == 1:
-        in_backward = {"gradients, sharded": np.where(accumulates, shard_gradients, 0.0)}
+        until_last = (zero == 1)[:, None]
+        in_backward = {
+            "gradients, sharded": np.where(accumulates & ~until_last, shard_gradients, 0.0),
+            WHOLE_GRADIENTS: np.where(accumulates & until_last, whole * sizes.gradient, 0.0),
+        }
         last = {
             BACKWARD_END: {
                 **kept,
@@ -126,7 +133,7 @@ def memory_terms(
         }
         reduce_now = reduce_buffer
     else:
-        in_backward = {"gradients, whole until the last micro-batch": whole * sizes.gradient}
+        in_backward = {WHOLE_GRADIENTS: whole * sizes.gradient}
         last = {
             REDUCTION: {
                 **kept,

@@ -28,6 +28,13 @@ CATEGORIES = (
     "scratch",
     "outside",
 )
+PASSES = {
+    "F": ("forward", "forward"),
+    "B": ("backward", "backward"),
+    "I": ("input gradients", "backward"),
+    "W": ("weight gradients", "weight"),
+}
+"""Words and style of a pass."""
 MAP_NODES = 6
 """Nodes of the first pipeline rank that the map shows device by device."""
 
@@ -126,17 +133,20 @@ def gantt_figure(timeline: Timeline, ranks: int) -> Figure:
             at += seconds
     for slot in slots:
         begin, finish = slot.start_seconds, min(slot.end_seconds, end)
-        word = "forward" if slot.action.kind == "F" else "backward"
+        word, style = PASSES[slot.action.kind]
         tip = f"{word} of micro-batch {slot.action.micro_batch}, chunk {slot.action.chunk}"
         tip += f": {units.duration(slot.end_seconds - slot.start_seconds)}"
         gap = min(0.4, (finish - begin) * scale / 10)
         figure.box(
-            LEFT + begin * scale, 8 + slot.rank * ROW, (finish - begin) * scale - gap, ROW - 6, word, tip
+            LEFT + begin * scale, 8 + slot.rank * ROW, (finish - begin) * scale - gap, ROW - 6, style, tip
         )
     shown = "the whole step" if whole else f"of {units.duration(timeline.step_seconds)}"
     figure.label(LEFT, figure.height - 6, "0")
     figure.label(LEFT + room, figure.height - 6, f"{units.duration(end)}, {shown}", "end")
-    figure.key = (("forward", "forward"), ("backward", "backward"), ("idle", "idle"))
+    figure.key = (("forward", "forward"), ("backward", "backward"))
+    if any(slot.action.kind == "W" for slot in slots):
+        figure.key += (("weight", "weight gradients"),)
+    figure.key += (("idle", "idle"),)
     if whole and timeline.after:
         figure.key += (("after", "reduction exposed, optimizer, checkpoints"),)
     return figure

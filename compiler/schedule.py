@@ -63,6 +63,14 @@ def rank_order(pp: int, virtual: int, micro_batches: int, rank: int) -> tuple[Ac
     return tuple(actions)
 
 
+def orders_of(layout: Layout) -> Sequence[tuple[Action, ...]]:
+    """The actions of all pipeline ranks of a layout."""
+    pp, count = layout.pipeline_parallel, layout.micro_batches
+    if layout.schedule in V_SHAPED:
+        return v_orders(layout.schedule, pp, count)
+    return [rank_order(pp, layout.virtual_stages, count, rank) for rank in range(pp)]
+
+
 STEADY_ROUNDS = 6
 """Rounds after which an interleaved schedule's pattern only repeats."""
 
@@ -135,11 +143,7 @@ def simulate(
     `deferred_seconds` is the part of backward that V-shaped schedules leave for `W`.
     """
     layout = Layout(pipeline_parallel=pp, virtual_stages=virtual, schedule=schedule)
-    orders: Sequence[Sequence[Action]]
-    if schedule in V_SHAPED:
-        orders = v_orders(schedule, pp, micro_batches)
-    else:
-        orders = [rank_order(pp, virtual, micro_batches, rank) for rank in range(pp)]
+    orders = orders_of(layout.model_copy(update={"micro_batches": micro_batches}))
     seconds = {"F": forward_seconds, "B": backward_seconds, "W": deferred_seconds}
     seconds["I"] = [b - w for b, w in zip(backward_seconds, deferred_seconds, strict=False)]
     position, free_at = [0] * pp, [0.0] * pp

@@ -10,6 +10,7 @@ from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ChunkStates, by_rank
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule import pipeline_seconds
+from shipway.compiler.v_timing import v_seconds
 from shipway.compiler.workload import FIRST
 
 Floats = npt.NDArray[np.float64]
@@ -37,8 +38,23 @@ def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[s
 
 def pass_seconds(problem: Problem, chunked: Chunked, forward: Floats, backward: Floats) -> Floats:
     """Length of all forward and backward passes of a step."""
-    send = send_seconds(problem, chunked)
-    return pipeline_seconds(forward, backward, send, chunked.own.micro_batches, chunked.pp)
+    send, count = send_seconds(problem, chunked), chunked.own.micro_batches
+    if chunked.is_v_shaped:
+        order, deferred = chunked.order, deferred_seconds(chunked, backward)
+        ordered = forward[:, order], backward[:, order], deferred[:, order]
+        return v_seconds(chunked.schedule, *ordered, send, count)
+    return pipeline_seconds(forward, backward, send, count, chunked.pp)
+
+
+def deferred_seconds(chunked: Chunked, backward: Floats) -> Floats:
+    """The part of each chunk's backward that a V-shaped schedule's `W` does, [layouts, chunks].
+
+    The first chunk has no input to differentiate: all of its backward waits.
+    """
+    deferred = chunked.cells("weight")
+    deferred[:, 0] = backward[:, 0]
+    result: Floats = np.where(chunked.is_split[:, None], deferred, 0.0)
+    return result
 
 
 def send_seconds(problem: Problem, chunked: Chunked) -> Floats:
@@ -56,8 +72,9 @@ def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Fl
     """What FSDP's gathers and reductions add to the step.
 
     Without a pipeline each micro-batch gathers a row while the one before runs, forward and (ZeRO 3)
-    backward, and reduces a row while the next one's backward runs. Under a pipeline parameters are
-    gathered once, under the first forward, and gradients reduced once, after a chunk's last backward.
+    backward, and reduces a row while the next one's backward runs; under ZeRO 1 the first micro-batch
+    alone gathers and the last alone reduces. Under a pipeline parameters are gathered once, under the
+    first forward, and gradients reduced once, after a chunk's last backward.
     """
     own, pp, cell, sharding = chunked.own, chunked.pp, chunked.cell, chunked.sharding
     parts, states = chunked.shared.parts, chunked.shared.states
@@ -70,13 +87,17 @@ def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Fl
         later = chunked.sum(np.maximum(regather + reduce - behind, 0))[:, 0]
         edges = gather[FIRST] + reduce[FIRST]
         once = chunked.sum(np.maximum(replicate + regather + reduce - behind, 0))[:, 0] - later
-        alone: Floats = own.micro_batches * (late[:, 0] + later + edges) + once + replicate[FIRST]
+        times = np.where(own.zero == 1, 1, own.micro_batches)
+        alone: Floats = times * (late[:, 0] + later + edges) + once + replicate[FIRST]
         return alone
     virtual = late.shape[1] // pp
     first = by_rank(late, pp).sum(axis=1).max(axis=1)
     again = late.max(axis=1) * _regathers(problem, own, pp, virtual)
-    # A rank's reduction runs while the ranks before it still go backward.
     total = by_rank(chunked.sum(reduce + replicate), pp)
+    if chunked.is_v_shaped:  # all ranks end together
+        together: Floats = first + again + total.sum(axis=1).max(axis=1)
+        return together
+    # A rank's reduction runs while the ranks before it still go backward.
     own_backward = by_rank(backward, pp)[:, 0, :]
     slack = np.cumsum(own_backward, axis=1) - own_backward
     tail = np.maximum(total[:, 0, :] - slack, 0.0).max(axis=1)

@@ -22,7 +22,7 @@ from shipway.compiler.workload import FIRST, LAST, Workload
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-CELL_SUMS = ("forward", "backward", "saved")
+CELL_SUMS = ("forward", "backward", "saved", "weight", "waiting")
 """Running sums that do not depend on the sharding."""
 
 
@@ -90,8 +90,8 @@ class Tables:
 
     def _per_row(self, name: str, policy: int) -> Floats:
         match name:
-            case "forward":
-                result: Floats = self.parts.forward
+            case "forward" | "weight" | "waiting":
+                result: Floats = getattr(self.parts, name)
             case "backward" | "saved":
                 result = getattr(self.parts, name)[policy]
             case _:

@@ -18,7 +18,14 @@ from shipway.compiler.ledger import Chosen
 from shipway.compiler.lower import lower
 from shipway.compiler.problem import Problem, problem
 from shipway.compiler.schedule import Slot, simulate
-from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, send_seconds
+from shipway.compiler.step_time import (
+    CHECKPOINTS,
+    EXPOSED,
+    OPTIMIZER_TIME,
+    PASSES,
+    deferred_seconds,
+    send_seconds,
+)
 from shipway.compiler.workload import workload
 from shipway.schemas.calibration import Calibration
 from shipway.schemas.plan import Plan, StagePlan
@@ -37,7 +44,7 @@ class Timeline:
     after: tuple[tuple[str, float], ...]
     """What follows the passes on every rank, in order, with its seconds."""
     collectives: dict[str, tuple[tuple[str, float], ...]]
-    """For a slot's kind, `F` or `B`, and chunk, as `F3`: collectives inside it with their seconds."""
+    """For a slot's kind, `F`, `B` or `I`, and chunk, as `F3`: collectives inside it with their seconds."""
     send_seconds: float
     """Passing hidden states to the next pipeline rank."""
 
@@ -62,10 +69,21 @@ def timeline_of(stage_problem: Problem, planned: StagePlan) -> Timeline:
     layout = planned.layout
     chosen = choose(stage_problem, from_layout(layout))
     group, chunked = chosen.group, chosen.group.chunked
-    forward, backward = chunked.cells("forward")[0], chunked.cells("backward")[0]
+    forward, backward = chunked.cells("forward"), chunked.cells("backward")
+    deferred = deferred_seconds(chunked, backward) if chunked.is_v_shaped else np.zeros_like(backward)
+    order = chunked.order
     send = float(send_seconds(stage_problem, chunked)[0])
     pp, virtual = group.pp, group.chunks // group.pp
-    simulated = simulate(pp, virtual, layout.micro_batches, forward.tolist(), backward.tolist(), send)
+    simulated = simulate(
+        pp,
+        virtual,
+        layout.micro_batches,
+        forward[0, order].tolist(),
+        backward[0, order].tolist(),
+        send,
+        schedule=layout.schedule,
+        deferred_seconds=deferred[0, order].tolist(),
+    )
     end = max(slot.end_seconds for slot in simulated)
     passes = float(group.time[PASSES][0])
     stretch = passes / end
@@ -86,11 +104,11 @@ def timeline_of(stage_problem: Problem, planned: StagePlan) -> Timeline:
 
 def _collectives(chosen: Chosen, stretch: float) -> dict[str, tuple[tuple[str, float], ...]]:
     """Sums over the layers of each chunk, by axis and direction, without what recomputation repeats."""
-    rows = chosen.group.chunked.counts[0]
+    rows = chosen.group.chunked.counts[0, chosen.group.chunked.order]
     cell = int(chosen.shared.cell_of[0])
     transfer = chosen.shared.parts.transfer[..., cell]
     found: dict[str, tuple[tuple[str, float], ...]] = {}
-    for phase, kind in enumerate("FB"):
+    for phase, kind in ((0, "F"), (1, "B"), (1, "I")):
         per_chunk = np.einsum("ar,cr->ca", transfer[phase], rows) * stretch
         for chunk, seconds in enumerate(per_chunk.tolist()):
             named = zip(AXES, seconds, strict=True)

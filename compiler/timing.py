@@ -80,6 +80,8 @@ class KernelTime:
     backward: Number
     launches: int
     """Operations that the host issues in forward; backward issues about twice as many."""
+    weight: Number = 0.0
+    """Of backward, the part that makes the gradient of a matrix, which zero-bubble schedules put off."""
 
 
 def kernel_time(kernel: Kernel, machine: Machine) -> KernelTime:
@@ -112,7 +114,8 @@ def _gemm(kernel: Gemm, machine: Machine) -> KernelTime:
         if kernel.input_gradient
         else 0.0
     )
-    return KernelTime(1 if kernel.grouped else 0, forward, weight + data, 1)
+    apart = 0.0 if kernel.gradients_in_forward else weight
+    return KernelTime(1 if kernel.grouped else 0, forward, weight + data, 1, apart)
 
 
 def _attention(kernel: Attention, machine: Machine) -> KernelTime:

@@ -22,7 +22,7 @@ TRACKS = ("compute", "collectives inside passes", "pipeline sends", "data-parall
 COMPUTE, INSIDE, SENDS, DATA = range(len(TRACKS))
 RANKS_APART = 10_000
 """Process ids between two stages."""
-WORDS = {"F": "forward", "B": "backward"}
+WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
 
 
 def trace_json(plan: Plan, calibration: Calibration | None = None) -> str:
@@ -79,13 +79,14 @@ def _slot(
     seconds = slot.end_seconds - slot.start_seconds
     yield _event(name, WORDS[action.kind], process, COMPUTE, start + slot.start_seconds, seconds, words)
     at = start + slot.end_seconds
-    inside = timeline.collectives[f"{action.kind}{action.chunk}"]
+    inside = timeline.collectives.get(f"{action.kind}{action.chunk}", ())
     begin = at - sum(time for _, time in inside)
     for axis, time in inside:
         yield _event(axis, "collective", process, INSIDE, begin, time, {"micro-batch": action.micro_batch})
         begin += time
     neighbour = action.chunk + (1 if action.kind == "F" else -1)
-    if timeline.send_seconds > 0 and 0 <= neighbour < chunks:
+    sends = action.kind != "W" and 0 <= neighbour < chunks
+    if sends and timeline.send_seconds > 0 and stage.layout.rank_of(neighbour) != slot.rank:
         words = {"micro-batch": action.micro_batch, "to chunk": neighbour}
         yield _event("send", "collective", process, SENDS, at, timeline.send_seconds, words)
 

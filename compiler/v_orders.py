@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from shipway.schemas.layout import Schedule
 
 Kind = Literal["F", "B", "I", "W"]
+Number: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Action:
     micro_batch: int
 
 
-def least_micro_batches(schedule: Schedule, pp: int) -> int:
-    """The fewest micro-batches that a schedule fills a pipeline with."""
+def least_micro_batches(schedule: Schedule, pp: Number) -> Number:
+    """The fewest micro-batches that a schedule fills `pp` ranks with; ranks may be an array."""
     return 2 * pp if schedule == "dualpipev" else pp
 
 

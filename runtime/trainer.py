@@ -113,7 +113,7 @@ class Trainer:
         (model,) = self.model.parts
         total = torch.zeros((), device=mesh.device)
         for index, batch in enumerate(slices):
-            set_gradient_sync(model, last=index == len(batches) - 1)
+            set_gradient_sync(model, mesh.layout.zero, last=index == len(batches) - 1)
             on_device = batch.to(mesh.device)
             loss = model(
                 on_device.tokens, on_device.labels, on_device.cu_seqlens, **on_device.image_arguments

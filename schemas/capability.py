@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from shipway.schemas.base import Schema
-from shipway.schemas.layout import Recompute, Schedule
+from shipway.schemas.layout import Recompute, Schedule, Zero
 
 MeshAxis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"]
 
@@ -29,11 +29,11 @@ class Capability(Schema):
     schedules: tuple[Schedule, ...]
     """Schedules of more than one pipeline rank, as torch.distributed.pipelining names them."""
     recompute: tuple[Recompute, ...]
-    zero: tuple[Literal[2, 3], ...]
-    """ZeRO levels without a pipeline; gradients are reduce-scattered after every micro-batch."""
-    zero_with_pipeline: tuple[Literal[2, 3], ...]
+    zero: tuple[Zero, ...]
+    """ZeRO levels without a pipeline; above 1 gradients are reduce-scattered after every micro-batch."""
+    zero_with_pipeline: tuple[Zero, ...]
     """ZeRO levels under a pipeline: torch's stages keep parameters gathered and gradients whole over all
-    micro-batches of a step and reduce them once, so that level 3 would free nothing."""
+    micro-batches of a step and reduce them once, which is level 1."""
     active_stages_gathered: int
     """Model chunks of one pipeline rank that torch's interleaved schedule keeps gathered at a time."""
     receive_buffers: Literal["per_micro_batch", "in_flight"]
@@ -62,10 +62,10 @@ CAPABILITY = Capability(
         _axis("tp", "tensor parallel", "tensor_parallel", True),
         _axis("ep", "expert parallel", "expert_parallel", True),
     ),
-    schedules=("1f1b", "interleaved_1f1b"),
+    schedules=("1f1b", "interleaved_1f1b", "zbv", "dualpipev"),
     recompute=("none", "selective", "full"),
-    zero=(2, 3),
-    zero_with_pipeline=(2,),
+    zero=(1, 2, 3),
+    zero_with_pipeline=(1,),
     active_stages_gathered=3,
     receive_buffers="per_micro_batch",
     virtual_stages=8,

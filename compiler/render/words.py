@@ -11,6 +11,16 @@ RECOMPUTE = {
     "full": "backward recomputes whole layers",
 }
 
+GATHERED = {
+    1: "kept all step, as whole gradients are",
+    2: "kept gathered until backward is done",
+    3: "freed after use",
+}
+PLACED = {
+    "zbv": ", down the ranks and back up, weights' gradients filling the bubbles",
+    "dualpipev": ", down the ranks and back up",
+}
+
 
 def short(layout: Layout) -> str:
     """The degrees above one, as practitioners write them."""
@@ -32,6 +42,7 @@ def sentences(stage: StagePlan) -> list[str]:
     lines = []
     if layout.pipeline_parallel > 1:
         chunks = f", {layout.virtual_stages} chunks each" if layout.virtual_stages > 1 else ""
+        chunks += PLACED.get(layout.schedule, "")
         lines.append(
             f"The layers are cut over {layout.pipeline_parallel} pipeline ranks{chunks}"
             f" ({_cuts(layout)} layers; schedule {layout.schedule})."

@@ -13,6 +13,7 @@ from torch import Tensor
 from .dispatch import chosen
 from .elementwise import fuse
 from .precision import widen
+from .wanted import inner, wanted
 
 
 def router_logits(x: Tensor, weight: Tensor) -> Tensor:
@@ -20,7 +21,7 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
 
     `x` [T, D], `weight` [E, D]. Keeps `x` as it is for the backward pass: no copy in fp32 outlives forward.
     """
-    return _RouterLogits.apply(x, weight)
+    return _RouterLogits.apply(x, inner(weight))
 
 
 class _RouterLogits(torch.autograd.Function):
@@ -30,9 +31,10 @@ class _RouterLogits(torch.autograd.Function):
         return x.to(weight.dtype) @ weight.mT
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return (grad @ weight).to(x.dtype), grad.mT @ x.to(weight.dtype)
+        grad_x = (grad @ weight).to(x.dtype) if wanted(ctx, 0) else None
+        return grad_x, grad.mT @ x.to(weight.dtype) if wanted(ctx, 1) else None
 
 
 class Routing(NamedTuple):
@@ -177,7 +179,7 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     end. Rows past offsets[-1] come out zero, and get a zero gradient; an expert without rows gets a
     gradient of zeros (never None), so that every rank's optimizer sees every expert.
     """
-    return _GroupedMM.apply(x, weight, offsets)
+    return _GroupedMM.apply(x, inner(weight), offsets)
 
 
 class _GroupedMM(torch.autograd.Function):
@@ -190,8 +192,8 @@ class _GroupedMM(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, offsets = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_x = _rows_by_expert(grad, weight, offsets) if ctx.needs_input_grad[0] else None
-        grad_weight = _outer_by_expert(grad, x, offsets) if ctx.needs_input_grad[1] else None
+        grad_x = _rows_by_expert(grad, weight, offsets) if wanted(ctx, 0) else None
+        grad_weight = _outer_by_expert(grad, x, offsets) if wanted(ctx, 1) else None
         return grad_x, grad_weight, None
 
 

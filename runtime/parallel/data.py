@@ -35,8 +35,8 @@ def replicated_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     """Shard every layer as a group of its own, routed experts over their own mesh, the rest at the root.
 
-    zero 3 frees gathered layers after forward; zero 2 keeps them until backward. Router scores are
-    computed from fp32 weights.
+    zero 3 frees gathered layers after forward; 2 keeps them until backward, 1 over all micro-batches of a
+    step. Router scores are computed from fp32 weights.
     """
     compute, reduce = DTYPES[precision.compute], DTYPES[precision.gradients]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
@@ -102,14 +102,20 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
-def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Say before a micro-batch's backward what is reduced after it.
+def set_gradient_sync(model: nn.Module, zero: int, last: bool) -> None:
+    """Say before a micro-batch's forward what its backward reduces and frees.
 
-    Every micro-batch reduces into the shard, so that no whole gradient outlives its layer; replicas
-    are summed once, after the last.
+    Under zero 2 and 3 every micro-batch reduces into the shard, so that no whole gradient outlives its
+    layer; replicas are summed once, after the last. Under zero 1 gradients add up whole, and parameters
+    stay gathered, until the last micro-batch reduces and frees them.
     """
-    if isinstance(model, FSDPModule):
-        model.set_is_last_backward(last)
+    if not isinstance(model, FSDPModule):
+        return
+    model.set_is_last_backward(last)
+    if zero == 1:
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+    else:
         model.set_requires_all_reduce(last)
 
 

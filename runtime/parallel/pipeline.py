@@ -16,14 +16,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
 from shipway.runtime.data.batch import Batch
 from shipway.runtime.data.packing import IGNORED
 from shipway.runtime.evaluation.scorer import Scores, model_scorer
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import Mesh
-from shipway.schemas.layout import Layout
+from shipway.runtime.parallel.split_backward import SplitStage, whole_backward
+from shipway.schemas.layout import V_SHAPED, Layout, Schedule
+
+SCHEDULES: dict[Schedule, Any] = {
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+"""torch's classes; 1F1B alone takes one stage, the others the stages of all chunks."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ def chunks_of(model: nn.Module, layout: Layout, rank: int) -> tuple[Chunk, ...]:
     chunks = len(layout.stage_layers)
     return tuple(
         Chunk(n, *layout.stage_layers[n], n == chunks - 1, sources[n], sources[n + 1])
-        for n in range(rank, chunks, layout.pipeline_parallel)
+        for n in layout.chunks_on(rank)
     )
 
 
@@ -69,14 +84,24 @@ def _problem(model: nn.Module, layout: Layout) -> str | None:
     starts = [start for start, _ in layout.stage_layers]
     if len(starts) != chunks or starts != ends[:-1] or ends[-1] != len(model.layers):  # type: ignore[arg-type]
         return f"the plan's stages {layout.stage_layers} do not cut the layers into {chunks} chunks"
-    if layout.micro_batches < layout.pipeline_parallel:
+    return _schedule_problem(layout)
+
+
+def _schedule_problem(layout: Layout) -> str | None:
+    """Why torch's schedule would not take the chunks and micro-batches of a layout, if so."""
+    kind, pp, count = layout.schedule, layout.pipeline_parallel, layout.micro_batches
+    if kind in V_SHAPED and layout.virtual_stages != 2:
+        return f"{kind} puts two chunks on every pipeline rank, the plan has {layout.virtual_stages}"
+    least = 2 * pp if kind == "dualpipev" else pp
+    if count < least:
+        many = "twice as many" if least > pp else "at least as many"
         return (
-            f"pipeline parallel {layout.pipeline_parallel} needs at least as many micro-batches,"
-            f" there are {layout.micro_batches}: raise the global batch or lower data parallel"
+            f"pipeline parallel {pp} under {kind} needs {many} micro-batches,"
+            f" there are {count}: raise the global batch or lower data parallel"
         )
-    rounds = max(1, layout.micro_batches // layout.pipeline_parallel)
-    if layout.virtual_stages > 1 and layout.micro_batches % rounds:
-        return f"interleaved 1F1B cannot run {layout.micro_batches} micro-batches in {rounds} equal rounds"
+    rounds = max(1, count // pp)
+    if kind == "interleaved_1f1b" and count % rounds:
+        return f"interleaved 1F1B cannot run {count} micro-batches in {rounds} equal rounds"
     return None
 
 
@@ -107,7 +132,7 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, scalar: Tensor) -> Tensor:
         ctx.save_for_backward(scalar)
-        return hidden.view_as(hidden)
+        return hidden.detach()  # no view: torch detaches a stage's output in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,11 +218,10 @@ class Pipeline:
                 self._stage(part, chunk, batch, tokens)
                 for part, chunk in zip(self.parts, self.chunks, strict=True)
             ]
-            options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
-            self._schedules[key] = (
-                ScheduleInterleaved1F1B(stages, micro_batches, **options)
-                if self.mesh.layout.virtual_stages > 1
-                else Schedule1F1B(stages[0], micro_batches, **options)
+            kind = self.mesh.layout.schedule
+            taken = stages[0] if kind == "1f1b" else stages
+            self._schedules[key] = SCHEDULES[kind](
+                taken, micro_batches, loss_fn=self._loss, scale_grads=False
             )
         return self._schedules[key]
 
@@ -211,9 +235,11 @@ class Pipeline:
             first = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
         if chunk.is_last:
             last = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
-        group = self.mesh.group("pp")
-        stages = len(self.mesh.layout.stage_layers)
-        return PipelineStage(part, chunk.number, stages, device, (first,), (last,), group=group)
+        layout, group = self.mesh.layout, self.mesh.group("pp")
+        about = part, chunk.number, len(layout.stage_layers), device, (first,), (last,)
+        if layout.schedule in V_SHAPED:
+            return SplitStage(*about, group=group, dw_builder=whole_backward(layout.recompute))
+        return PipelineStage(*about, group=group)
 
     def hidden(self, sources: int | None, batch: int, tokens: int) -> Tensor:
         """What passes between two chunks, on the meta device."""
@@ -224,27 +250,29 @@ class Pipeline:
     @torch.no_grad()
     def score(self, batch: Batch) -> Scores:
         """Scores of a batch, chunk after chunk; every rank of the pipeline must be given the same."""
-        group, size = self.mesh.group("pp"), self.mesh.size("pp")
+        group, layout = self.mesh.group("pp"), self.mesh.layout
+        here = self.mesh.rank("pp")
         rows, tokens = batch.tokens.shape
+        x = batch.tokens
         for part, chunk in zip(self.parts, self.chunks, strict=True):
-            x = batch.tokens
-            if not chunk.is_first:
+            if not chunk.is_first and layout.rank_of(chunk.number - 1) != here:
                 x = torch.empty_like(self.hidden(chunk.sources, rows, tokens), device=self.mesh.device)
-                dist.recv(x, group=group, group_src=(chunk.number - 1) % size)
+                dist.recv(x, group=group, group_src=layout.rank_of(chunk.number - 1))
             if chunk.is_last:
                 scores = model_scorer(part)(replace(batch, tokens=x))
                 continue
             training = part.training
             part.eval()
-            out = part(x, None, batch.cu_seqlens)
+            x = part(x, None, batch.cu_seqlens).contiguous()
             part.train(training)
-            dist.send(out.contiguous(), group=group, group_dst=(chunk.number + 1) % size)
+            if layout.rank_of(chunk.number + 1) != here:
+                dist.send(x, group=group, group_dst=layout.rank_of(chunk.number + 1))
         if not self.chunks[-1].is_last:
             scores = Scores(
                 torch.empty(rows, tokens, device=self.mesh.device),
                 torch.empty(rows, tokens, dtype=torch.bool, device=self.mesh.device),
             )
-        last = (len(self.mesh.layout.stage_layers) - 1) % size
+        last = layout.rank_of(len(layout.stage_layers) - 1)
         for tensor in (scores.loss, scores.correct):
             dist.broadcast(tensor, group=group, group_src=last)
         return scores

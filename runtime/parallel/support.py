@@ -21,7 +21,7 @@ def check_layout(layout: Layout) -> None:
             f"{asked} schedule {layout.schedule}; plan with training.layout {{schedule: one of {legal}}}"
         )
     if layout.zero not in CAPABILITY.zero_with_pipeline:
-        raise Fatal(f"{asked} zero {layout.zero}; plan with training.layout {{zero: 2}}")
+        raise Fatal(f"{asked} zero {layout.zero}; plan with training.layout {{zero: 1}}")
 
 
 def check_model(layout: Layout, model: Model, context_tokens: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from shipway.runtime.parity.batches import MICRO_SEQUENCES, SEQUENCES, BatchKind
 from shipway.schemas.layout import Layout
 
-ModelName = Literal["hybrid", "auxiliary"]
+ModelName = Literal["hybrid", "auxiliary", "deep"]
 
 SMALL = (
     "tiny",
@@ -34,9 +34,10 @@ MODELS: Mapping[ModelName, tuple[str, ...]] = {
         "+model.feed_forward.experts.balancing.weight=0.1",
         "model.attention.latent.position.kind=rotary",
     ),
+    "deep": (*SMALL, "model.layers=8"),
 }
 """What `shipway build` is given: every text block of the reference design; balancing by a loss, rotary
-positions."""
+positions; enough layers for two chunks on each of four pipeline ranks."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ ALONE = Layout(micro_batch=SEQUENCES)
 
 PIPELINE: Mapping[str, Any] = {
     "schedule": "1f1b",
-    "zero": 2,
+    "zero": 1,
     "micro_batch": 1,
     "stage_layers": ((0, 2), (2, 4)),
 }
@@ -82,12 +83,21 @@ INTERLEAVED: Mapping[str, Any] = PIPELINE | {
     "virtual_stages": 2,
     "stage_layers": ((0, 1), (1, 2), (2, 3), (3, 4)),
 }
+V_SHAPED: Mapping[str, Mapping[str, Any]] = {
+    name: INTERLEAVED | {"schedule": name} for name in ("zbv", "dualpipev")
+}
+DEEP_V_SHAPED: Mapping[str, Mapping[str, Any]] = {
+    name: options | {"stage_layers": tuple((n, n + 1) for n in range(8))}
+    for name, options in V_SHAPED.items()
+}
 
 SHARDED: Mapping[str, Layout] = {
     "accumulation": layout(),
     "fsdp 2": layout("fsdp 2"),
     "fsdp 4": layout("fsdp 4"),
     "fsdp 2, zero 2": layout("fsdp 2", zero=2),
+    "fsdp 2, zero 1": layout("fsdp 2", zero=1),
+    "rep 2, fsdp 2, zero 1": layout("rep 2, fsdp 2", zero=1),
     "rep 2": layout("rep 2"),
     "rep 2, fsdp 2": layout("rep 2, fsdp 2"),
     "full recomputation": layout(recompute="full"),
@@ -98,6 +108,7 @@ EXPERTS: Mapping[str, Layout] = {
     "fsdp 2, ep 2": layout("fsdp 2, ep 2"),
     "fsdp 4, ep 2": layout("fsdp 4, ep 2"),
     "fsdp 4, ep 4": layout("fsdp 4, ep 4"),
+    "fsdp 2, ep 2, zero 1, full recomputation": layout("fsdp 2, ep 2", zero=1, recompute="full"),
     "rep 2, fsdp 2, ep 2": layout("rep 2, fsdp 2, ep 2"),
     "fsdp 4, ep 2, full recomputation": layout("fsdp 4, ep 2", recompute="full"),
     "fsdp 4, ep 4, selective recomputation": layout("fsdp 4, ep 4", recompute="selective"),
@@ -133,6 +144,16 @@ PIPELINED: Mapping[str, Layout] = {
     "pp 2, tp 2": layout("pp 2, tp 2", **PIPELINE),
     "pp 2, cp 2": layout("pp 2, cp 2", **PIPELINE),
     "pp 2, fsdp 2, tp 2, ep 4": layout("pp 2, fsdp 2, tp 2, ep 4", **PIPELINE),
+    "pp 2, zbv": layout("pp 2", **V_SHAPED["zbv"]),
+    "pp 2, dualpipev": layout("pp 2", **V_SHAPED["dualpipev"]),
+    "pp 2, fsdp 2, ep 2, zbv": layout("pp 2, fsdp 2, ep 2", **V_SHAPED["zbv"]),
+    "pp 2, fsdp 2, ep 2, dualpipev": layout("pp 2, fsdp 2, ep 2", **V_SHAPED["dualpipev"]),
+    "pp 2, tp 2, zbv": layout("pp 2, tp 2", **V_SHAPED["zbv"]),
+    "pp 2, cp 2, zbv": layout("pp 2, cp 2", **V_SHAPED["zbv"]),
+    "pp 2, full recomputation, zbv": layout("pp 2", **V_SHAPED["zbv"], recompute="full"),
+    "pp 2, selective recomputation, dualpipev": layout(
+        "pp 2", **V_SHAPED["dualpipev"], recompute="selective"
+    ),
 }
 
 ROWS: Mapping[str, Row] = {
@@ -161,8 +182,17 @@ ROWS: Mapping[str, Row] = {
             "tp 2, auxiliary loss": layout("tp 2"),
             "cp 2, auxiliary loss": layout("cp 2"),
             "pp 2, auxiliary loss": layout("pp 2", **PIPELINE),
+            "pp 2, zbv, auxiliary loss": layout("pp 2", **V_SHAPED["zbv"]),
         },
         model="auxiliary",
+    ),
+    **_rows(
+        {
+            "pp 4, zbv": layout("pp 4", **DEEP_V_SHAPED["zbv"]),
+            "pp 4, dualpipev": layout("pp 4", **DEEP_V_SHAPED["dualpipev"]),
+            "pp 4, fsdp 2, zbv": layout("pp 4, fsdp 2", **DEEP_V_SHAPED["zbv"]),
+        },
+        model="deep",
     ),
 }
 """Every axis alone, the combinations that plans are made of, and the batches that go wrong elsewhere."""

@@ -197,10 +197,10 @@ BROKEN = [
     Broken(
         "schedule",
         "training:\n",
-        "training:\n  layout: {schedule: dualpipev}\n",
-        "BP404",
-        "dualpipev",
-        "1f1b",
+        "training:\n  layout: {schedule: dualpipev, virtual_stages: 3}\n",
+        "BP402",
+        "3}",
+        "2",
     ),
     Broken("micro-batch", "training:\n", "training:\n  micro_batch: 3\n", "BP402", "3\n  stages", "16"),
     Broken(

@@ -13,7 +13,7 @@ import pytest
 
 from shipway.compiler.cli.app import run
 from shipway.compiler.pipeline import make_plan
-from shipway.compiler.schedule import rank_order
+from shipway.compiler.schedule import orders_of
 from shipway.compiler.trace import COMPUTE, RANKS_APART, WORDS, trace_json
 from shipway.schemas.plan import Plan
 from tests.compiler.blueprint_files import WHOLE, write
@@ -28,7 +28,12 @@ PINS = {
     ),
     "interleaved": (
         "llama31_8b",
-        "training.layout={pipeline_parallel: 2, virtual_stages: 2}",
+        "training.layout={pipeline_parallel: 2, virtual_stages: 2, schedule: interleaved_1f1b}",
+        "cluster=h100_8x8",
+    ),
+    "V-shaped": (
+        "llama31_8b",
+        "training.layout={pipeline_parallel: 4, schedule: zbv}",
         "cluster=h100_8x8",
     ),
 }
@@ -66,8 +71,8 @@ def test_passes_are_in_the_order_of_the_schedule(case: str) -> None:
         for rank in range(layout.pipeline_parallel):
             mine = [e for e in spans(case, index) if e["pid"] % RANKS_APART == rank]
             passes = [e for e in mine if e["tid"] == COMPUTE and e["cat"] in WORDS.values()]
-            order = rank_order(layout.pipeline_parallel, layout.virtual_stages, layout.micro_batches, rank)
-            passes.sort(key=lambda e: e["ts"])
+            order = orders_of(layout)[rank]
+            passes.sort(key=lambda e: (e["ts"], e["dur"]))
             assert [(e["cat"], e["args"]["chunk"], e["args"]["micro-batch"]) for e in passes] == [
                 (WORDS[action.kind], action.chunk, action.micro_batch) for action in order
             ]

@@ -37,11 +37,11 @@ def test_data_parallel_layouts_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "way_out"), [({"schedule": "zbv"}, "schedule: one of 1f1b"), ({"zero": 3}, "zero: 2")]
+    ("changes", "way_out"), [({"schedule": "none"}, "schedule: one of 1f1b"), ({"zero": 3}, "zero: 1")]
 )
 def test_pipeline_that_the_runtime_has_not_is_refused_with_the_way_out(
     changes: dict[str, Any], way_out: str
 ) -> None:
-    wanted = {"pipeline_parallel": 2, "schedule": "1f1b", "zero": 2, **changes}
+    wanted = {"pipeline_parallel": 2, "schedule": "1f1b", "zero": 1, **changes}
     with pytest.raises(Fatal, match=way_out):
         check_layout(Layout(**wanted))

@@ -25,13 +25,13 @@ PP2 = Layout(
     data_parallel_shard=2,
     micro_batch=1,
     micro_batches=4,
-    zero=2,
+    zero=1,
     schedule="1f1b",
     stage_layers=((0, 3), (3, 5)),
 )
 UNEVEN = ((0, 1), (1, 3), (3, 4), (4, 5))
 PP4 = Layout(
-    pipeline_parallel=4, micro_batch=1, micro_batches=8, zero=2, schedule="1f1b", stage_layers=UNEVEN
+    pipeline_parallel=4, micro_batch=1, micro_batches=8, zero=1, schedule="1f1b", stage_layers=UNEVEN
 )
 INTERLEAVED = PP2.model_copy(
     update={"virtual_stages": 2, "schedule": "interleaved_1f1b", "stage_layers": UNEVEN}

@@ -92,7 +92,7 @@ def piped(pp: int, virtual: int, **rest: Any) -> dict[str, Any]:
         "pipeline_parallel": pp,
         "virtual_stages": virtual,
         "schedule": "1f1b" if virtual == 1 else "interleaved_1f1b",
-        "zero": 2,
+        "zero": 1,
         **rest,
     }
 

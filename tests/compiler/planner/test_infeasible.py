@@ -58,8 +58,10 @@ def test_context_parallel_needs_whole_slices() -> None:
 
 def test_all_mistakes_are_told_at_once() -> None:
     # vllm#52435: one constraint reported, another was the blocker.
-    found = illegal(pinned("llama31_8b", tensor_parallel=3, context_parallel=5, schedule="zbv"), 0)
-    assert {d.field.rsplit(".", 1)[-1] for d in found} == {"tensor_parallel", "context_parallel", "schedule"}
+    pins = {"tensor_parallel": 3, "context_parallel": 5, "schedule": "zbv", "virtual_stages": 3}
+    found = illegal(pinned("llama31_8b", **pins), 0)
+    named = {d.field.rsplit(".", 1)[-1] for d in found}
+    assert named == {"tensor_parallel", "context_parallel", "virtual_stages"}
 
 
 def test_more_devices_than_there_are() -> None:
@@ -83,6 +85,51 @@ def test_zero_three_under_a_pipeline_is_refused_with_the_reason() -> None:
     found = only(illegal(pinned("llama31_405b", pipeline_parallel=2, zero=3), 0))
     assert found.code == "BP404"
     assert any("torch's pipeline stages" in reason for reason in found.because)
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_zero_levels_that_no_pipeline_has_name_the_one_that_it_has(level: int) -> None:
+    found = only(illegal(pinned("llama31_405b", pipeline_parallel=2, zero=level), 0))
+    assert found.legal == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("pins", "field", "legal"),
+    [
+        ({"schedule": "zbv", "virtual_stages": 3}, "virtual_stages", ("2",)),
+        ({"schedule": "1f1b", "virtual_stages": 2}, "virtual_stages", ("1",)),
+        ({"schedule": "interleaved_1f1b", "virtual_stages": 1}, "virtual_stages", ("2", "3", "4")),
+        ({"schedule": "dualpipev", "pipeline_parallel": 1}, "schedule", ("none",)),
+        (
+            {"schedule": "none", "pipeline_parallel": 2},
+            "schedule",
+            ("1f1b", "interleaved_1f1b", "zbv", "dualpipev"),
+        ),
+    ],
+)
+def test_a_schedule_that_the_other_pins_rule_out_is_refused_with_what_it_takes(
+    pins: dict[str, Any], field: str, legal: tuple[str, ...]
+) -> None:
+    found = only(illegal(pinned("llama31_405b", **pins), 0))
+    assert found.field.endswith(field)
+    assert found.legal == legal
+
+
+def with_micro_batches(count: int, **pins: Any) -> Diagnostic:
+    """What is said of a pipeline of 4 over 8 devices whose ranks get so many micro-batches."""
+    made = rebuilt(blueprint("llama31_8b"), cluster(8) | {"training.stages.0.global_batch": 2 * count * 8192})
+    held = {"pipeline_parallel": 4, "data_parallel_shard": 2, "micro_batch": 1, **pins}
+    return only(illegal(problem_of(made, pins=held), 0))
+
+
+def test_micro_batches_that_torch_cannot_deal_are_refused_with_the_nearest_numbers() -> None:
+    found = with_micro_batches(9, virtual_stages=2, schedule="interleaved_1f1b")
+    assert "4 ranks in 2 equal rounds, which 9 do not make; it takes 8, 10" in found.summary
+
+
+def test_dualpipev_is_refused_fewer_micro_batches_than_chunks() -> None:
+    found = with_micro_batches(6, schedule="dualpipev")
+    assert found.summary.startswith("dualpipev over 4 ranks needs at least 8 micro-batches, there are 6")
 
 
 def test_derived_group_sizes_are_shown() -> None:
