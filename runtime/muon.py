@@ -1,7 +1,8 @@
 """Muon on parameters that FSDP and tensor parallel have sharded (arXiv 2502.16982; per head as Kimi K3).
 
 Orthogonalisation needs whole matrices. A rank whose block consists of whole units (heads, experts, or
-everything) works on its own; otherwise the ranks that cut a matrix exchange blocks (muon_exchange).
+everything) works on its own; otherwise the ranks that cut a matrix exchange blocks. Ranks that hold copies of
+the same parameters share the matrices among them and send each other the updates (muon_exchange).
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from shipway.runtime.muon_exchange import (
     gather_to_owners,
     group_over,
     scatter_from_owners,
+    share_with_copies,
 )
 from shipway.runtime.newton_schulz import orthogonalise
 from shipway.runtime.shards import Block, block_of, like, local_tensor, sharded_axes
 
 ROUND_BYTES = 512 * 2**20
 """Whole matrices in flight in one exchange over a group, so that scratch stays bounded."""
+
+
+Kind = tuple[object, tuple[int, ...], tuple[dist.ProcessGroup, ...]]
+"""What parameters that take part in one exchange have in common: mesh, axes that cut them, copies."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class MuonParameter:
     parameter: Tensor
     heads: int = 1
     """Row blocks orthogonalised apart; a three-dimensional parameter is always taken slice by slice."""
+    copies: tuple[dist.ProcessGroup, ...] = ()
+    """Groups of ranks that hold the same block, one inside the other."""
 
     @property
     def is_stack(self) -> bool:
@@ -101,6 +109,10 @@ class MuonParameter:
         small, large = min(rows, columns), max(rows, columns)
         return self.heads * (2 * small**2 * large + small**3)
 
+    def work_on(self, block: Tensor) -> float:
+        """This rank's share of the multiply-adds, to even out copies."""
+        return self.work / self.heads * block.numel() / math.prod(self.matrix)
+
 
 @dataclass
 class Muon:
@@ -112,26 +124,46 @@ class Muon:
 
     def __post_init__(self) -> None:
         self.momentum = {p.name: like(p.parameter, self.options.momentum_dtype) for p in self.parameters}
-        self._alone: list[MuonParameter] = []
-        self._together: dict[tuple[object, tuple[int, ...]], list[MuonParameter]] = defaultdict(list)
+        self._alike: dict[Kind, list[MuonParameter]] = defaultdict(list)
         for item in self.parameters:
-            if cut_by := item.cut_by:
-                self._together[(item.parameter.device_mesh, cut_by)].append(item)  # type: ignore[attr-defined]
-            else:
-                self._alone.append(item)
+            cut_by = item.cut_by
+            mesh = item.parameter.device_mesh if cut_by else None  # type: ignore[attr-defined]
+            self._alike[mesh, cut_by, item.copies].append(item)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update every parameter from its gradient; all ranks that share parameters must call it together."""
-        for item in self._alone:
-            direction = self._direction(item)
-            if direction.numel():
-                update = self._orthogonal(item.units(direction)).reshape(direction.shape)
-                self._apply(item, update, learning_rate)
-        for (_, cut_by), items in self._together.items():
-            group = group_over(items[0].parameter, cut_by)  # type: ignore[arg-type]
-            for some in rounds(items, dist.get_world_size(group)):
-                self._step_together(some, cut_by, group, learning_rate)
+        for (_, cut_by, copies), items in self._alike.items():
+            cutters = dist.get_world_size(group_over(items[0].parameter, cut_by)) if cut_by else 1  # type: ignore[arg-type]
+            for some in rounds(items, cutters * math.prod(map(dist.get_world_size, copies))):
+                directions = [self._direction(item) for item in some]
+                updates = self._shared(some, directions, cut_by, copies)
+                for item, update in zip(some, updates, strict=True):
+                    if update.numel():
+                        self._apply(item, update, learning_rate)
+
+    def _shared(
+        self,
+        items: Sequence[MuonParameter],
+        directions: Sequence[Tensor],
+        cut_by: tuple[int, ...],
+        copies: tuple[dist.ProcessGroup, ...],
+    ) -> list[Tensor]:
+        """This rank's blocks of the updates: of each group of copies one rank makes one, and all get it."""
+        if not items:
+            return []
+        if not copies:
+            return self._together(items, directions, cut_by) if cut_by else self._alone(items, directions)
+        group, *inner = copies
+        work = [item.work_on(direction) for item, direction in zip(items, directions, strict=True)]
+        owners = assign_owners(work, dist.get_world_size(group))
+        mine = [i for i, owner in enumerate(owners) if owner == dist.get_rank(group)]
+        made = self._shared([items[i] for i in mine], [directions[i] for i in mine], cut_by, tuple(inner))
+        return share_with_copies(made, directions, owners, group)
+
+    def _alone(self, items: Sequence[MuonParameter], directions: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(items, directions, strict=True)
+        return [self._orthogonal(item.units(d)).reshape(d.shape) if d.numel() else d for item, d in pairs]
 
     def _direction(self, item: MuonParameter) -> Tensor:
         """This rank's block of the Nesterov momentum, fp32; updates the momentum."""
@@ -153,24 +185,22 @@ class Muon:
         local.mul_(1 - learning_rate * self.options.weight_decay)
         local.add_(update.to(local.dtype), alpha=-learning_rate * scale)
 
-    def _step_together(
-        self,
-        items: Sequence[MuonParameter],
-        cut_by: tuple[int, ...],
-        group: dist.ProcessGroup,
-        learning_rate: float,
-    ) -> None:
-        pieces_of = [item.pieces(self._direction(item), cut_by) for item in items]
+    def _together(
+        self, items: Sequence[MuonParameter], directions: Sequence[Tensor], cut_by: tuple[int, ...]
+    ) -> list[Tensor]:
+        group = group_over(items[0].parameter, cut_by)  # type: ignore[arg-type]
+        pieces_of = [item.pieces(d, cut_by) for item, d in zip(items, directions, strict=True)]
         pieces = [piece for some in pieces_of for piece in some]
         owner_items = [item for item, some in zip(items, pieces_of, strict=True) for _ in some]
         owners = assign_owners([piece.work for piece in pieces], dist.get_world_size(group))
         wholes = gather_to_owners(pieces, owners, group)
-        updates = self._orthogonal_together(owner_items, wholes)
-        parts = iter(scatter_from_owners(pieces, updates, owners, group))
-        for item, some in zip(items, pieces_of, strict=True):
+        made = self._orthogonal_together(owner_items, wholes)
+        parts = iter(scatter_from_owners(pieces, made, owners, group))
+        updates = []
+        for some, direction in zip(pieces_of, directions, strict=True):
             mine = [next(parts) for _ in some]
-            if mine:
-                self._apply(item, torch.stack(mine) if item.is_stack else mine[0], learning_rate)
+            updates.append(torch.stack(mine).view_as(direction) if mine else direction)
+        return updates
 
     def _orthogonal_together(
         self, items: Sequence[MuonParameter], wholes: Sequence[Tensor | None]

@@ -1,7 +1,8 @@
 """Bringing whole matrices together from the blocks that ranks hold, and sending blocks of them back.
 
 Each matrix has one owner, chosen to even out the work. Every rank sends the owner its block; the owner
-sends each rank its block of the result. Nothing is gathered by everyone.
+sends each rank its block of the result. Nothing is gathered by everyone. Where replicas hold the same blocks,
+each of them does its share of the matrices, and they send each other what they made.
 """
 
 from __future__ import annotations
@@ -93,6 +94,22 @@ def scatter_from_owners(
     return result
 
 
+def share_with_copies(
+    made: Sequence[Tensor], like: Sequence[Tensor], owners: Sequence[int], group: dist.ProcessGroup
+) -> list[Tensor]:
+    """All blocks, shaped as `like`, from those that this rank `made`, which it owns: every rank gets all."""
+    ranks = dist.get_world_size(group)
+    of_owner = [[i for i, owner in enumerate(owners) if owner == r] for r in range(ranks)]
+    counts = [sum(like[i].numel() for i in indices) for indices in of_owner]
+    received = exchange([list(made)] * ranks, counts, group, like[0].device)
+    result: list[Tensor] = [torch.empty(0)] * len(like)
+    for indices, values in zip(of_owner, received, strict=True):
+        parts = values.split([like[i].numel() for i in indices])
+        for i, part in zip(indices, parts, strict=True):
+            result[i] = part.view_as(like[i])
+    return result
+
+
 def exchange(
     sent: list[list[Tensor]], counts: list[int], group: dist.ProcessGroup, device: torch.device
 ) -> list[Tensor]:
@@ -103,6 +120,18 @@ def exchange(
     incoming = torch.empty(sum(counts), dtype=torch.float32, device=device)
     dist.all_to_all_single(incoming, outgoing, counts, sizes, group=group)
     return list(incoming.split(counts))
+
+
+def copies_of(parameter: Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """Groups of ranks that hold the same block of a parameter, by the axes of its mesh."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    mesh = parameter.device_mesh
+    return tuple(
+        mesh.get_group(axis)
+        for axis, placement in enumerate(parameter.placements)
+        if placement.is_replicate() and mesh.size(axis) > 1
+    )
 
 
 def group_over(parameter: DTensor, axes: tuple[int, ...]) -> dist.ProcessGroup:

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shipway.runtime.adamw import AdamW, AdamWOptions, AdamWParameter
 from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.mesh import Mesh
 from shipway.runtime.muon import Muon, MuonOptions, MuonParameter
+from shipway.runtime.muon_exchange import copies_of
 from shipway.runtime.parallel.data import DTYPES
+from shipway.runtime.parallel.tensor import is_divided
 from shipway.schemas import training
 
 GroupRule = tuple[str, int | bool]
@@ -57,8 +61,13 @@ def build_optimizer(
     options: training.Optimizer,
     precision: training.Precision,
     device: torch.device,
+    mesh: Mesh | None = None,
 ) -> Optimizer:
-    """Sort parameters by the generated model's groups; with `adamw` in the blueprint all go to AdamW."""
+    """Sort parameters by the generated model's groups; with `adamw` in the blueprint all go to AdamW.
+
+    With `mesh`, ranks that tensor parallel leaves with the same parameters share Muon's work on them, as
+    replicas always do.
+    """
     moments = DTYPES[precision.optimizer]
     muon_parameters: list[MuonParameter] = []
     adamw_parameters: list[AdamWParameter] = []
@@ -66,13 +75,20 @@ def build_optimizer(
         kind, value = rule_of(name, groups)
         if kind == "muon" and isinstance(options, training.Muon):
             heads = int(value) if options.per_head else 1
-            muon_parameters.append(MuonParameter(name, parameter, heads))
+            copies = (*copies_of(parameter), *_tensor_copies(parameter, mesh))
+            muon_parameters.append(MuonParameter(name, parameter, heads, copies))
         else:
             adamw_parameters.append(AdamWParameter(name, parameter, decay=kind == "muon" or bool(value)))
     return Optimizer(
         AdamW(adamw_parameters, AdamWOptions(options.betas, options.eps, options.weight_decay, moments)),
         Muon(muon_parameters, _muon_options(options, precision, device)),
     )
+
+
+def _tensor_copies(parameter: Tensor, mesh: Mesh | None) -> tuple[dist.ProcessGroup, ...]:
+    if mesh is None or mesh.size("tp") == 1 or is_divided(parameter):
+        return ()
+    return (mesh.group("tp"),)
 
 
 def _muon_options(

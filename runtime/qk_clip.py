@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shipway.runtime.mesh import Mesh
-from shipway.runtime.parallel.context import ContextSoftmaxCore
+from shipway.runtime.parallel.context_softmax import ContextSoftmaxCore
 from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.shards import block_of, local_tensor
 from shipway.schemas.model import LatentAttention

@@ -211,7 +211,8 @@ class BiasBalancing(Schema):
 
 
 class AuxiliaryBalancing(Schema):
-    """Load-balancing loss added to the training loss (Switch Transformer, arXiv 2101.03961, Eq. 4)."""
+    """Load-balancing loss of every sequence (Switch Transformer, arXiv 2101.03961, Eq. 4), added to the
+    training loss in proportion to the tokens that count in it."""
 
     kind: Literal["auxiliary"] = "auxiliary"
     weight: PositiveFloat = 1e-3

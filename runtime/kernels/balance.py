@@ -78,17 +78,26 @@ def sign_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
     return bias + rate * torch.sign(load.mean() - load)
 
 
-def auxiliary_loss(scores: Tensor, indices: Tensor, k: int, valid: Tensor | None = None) -> Tensor:
-    """E * sum_j f_j P_j (Switch Transformer, arXiv 2101.03961, Eq. 4), 1 when the load is even.
+def auxiliary_loss(
+    scores: Tensor, indices: Tensor, rows: int = 1, sum_shards: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """E * sum_j f_j P_j (Switch Transformer, arXiv 2101.03961, Eq. 4) of every row [rows], 1 when it is even.
 
-    `scores` [m, E]; each token's are made to sum to one for P. f_j is the share of the m*k choices.
+    `scores` [m, E], row after row; each token's are made to sum to one for P, the mean over a row's tokens.
+    f_j is the share of the row's choices `indices` [m, k]. By row, as DeepSeek-V3 (arXiv 2412.19437, Eq. 17
+    to 20), so that it is the same however rows are spread; `sum_shards` adds up what several ranks have of
+    a row.
     """
-    if valid is not None:
-        scores, indices = scores[valid], indices[valid]
-    experts = scores.shape[1]
-    share = expert_load(indices, experts).to(scores.dtype) / max(indices.numel(), 1)
-    probability = (scores / scores.sum(1, keepdim=True)).sum(0) / max(scores.shape[0], 1)
-    return experts * (share * probability).sum()
+    experts, active = scores.shape[1], indices.shape[1]
+    chosen = scores.new_zeros(rows, experts)
+    chosen.scatter_add_(1, indices.view(rows, -1), scores.new_ones(()).expand(rows, indices.numel() // rows))
+    probability = (scores / scores.sum(1, keepdim=True)).view(rows, -1, experts).sum(1)
+    tokens = scores.new_full((rows, 1), scores.shape[0] / rows)
+    parts = torch.cat([chosen, probability, tokens], 1)
+    if sum_shards is not None:
+        parts = sum_shards(parts)
+    chosen, probability, tokens = parts.split([experts, experts, 1], 1)
+    return experts * (chosen / (active * tokens) * probability / tokens).sum(1)
 
 
 def max_violation(load: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def auxiliary_loss(part: nn.Module, labels: Tensor) -> Tensor | None:
     if not found:
         return None
     weight: float = type(part).forward.__globals__["AUXILIARY_WEIGHT"]  # of the generated module
-    return weight * (labels != IGNORED).sum() * torch.stack(found).sum()
+    return weight * (labels != IGNORED).sum(1).float() @ torch.stack(found).sum(0)
 
 
 @dataclass

@@ -24,8 +24,9 @@ def check_layout(layout: Layout) -> None:
         raise Fatal(f"{asked} zero {layout.zero}; plan with training.layout {{zero: 1}}")
 
 
-def check_model(layout: Layout, model: Model, context_tokens: int) -> None:
-    """Raise Fatal naming all that tensor parallel would have to split and cannot, with the legal degrees."""
+def check_model(layout: Layout, model: Model, context_tokens: int, has_images: bool = False) -> None:
+    """Raise Fatal naming all that would have to be split and cannot, with the legal degrees."""
+    _check_heads(layout, model)
     degree = layout.tensor_parallel
     if degree == 1:
         return
@@ -44,6 +45,18 @@ def check_model(layout: Layout, model: Model, context_tokens: int) -> None:
 
 
 def tensor_parallel_sizes(model: Model, tokens: int) -> Iterator[tuple[str, int]]:
+def _check_heads(layout: Layout, model: Model) -> None:
+    delta, ranks = model.attention.delta, layout.context_parallel
+    if delta is None or ranks == 1 or layout.delta_context == "state":
+        return
+    heads = delta.heads // layout.tensor_parallel
+    if heads % ranks:
+        raise Fatal(
+            f"context parallel {ranks} cannot exchange the {heads} delta-attention heads of a rank:"
+            " plan with training.layout {delta_context: state}"
+        )
+
+
     """What tensor parallel splits, and how many there are of it."""
     yield "tokens of a sequence", tokens
     yield "tokens of the vocabulary", model.vocabulary

@@ -27,7 +27,7 @@ from shipway.runtime.kernels import positions_from
 from shipway.runtime.mesh import Mesh
 from shipway.runtime.parallel.data import all_layers
 from shipway.runtime.parallel.local import local_forward, shard_parameter
-from shipway.runtime.parallel.token_collectives import gather_tokens, mean_of_shards, sum_tokens
+from shipway.runtime.parallel.token_collectives import gather_tokens, sum_alike, sum_tokens
 from shipway.runtime.parallel.vocabulary import embed_tokens, read_out
 from shipway.runtime.shards import local_tensor
 
@@ -56,7 +56,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
         unit = _gated_unit(layer.feed_forward)
         if unit is not None:
             _split(unit, "unit", mesh)
-        _balance_whole_sequence(layer.feed_forward, mesh)
+        _balance_whole_rows(layer.feed_forward, mesh)
     _split_ends(model, mesh)
     if "positions" in inspect.signature(type(model).forward).parameters:
         model.register_forward_pre_hook(partial(_give_positions, mesh.size("tp")), with_kwargs=True)
@@ -113,16 +113,11 @@ def _split_ends(model: nn.Module, mesh: Mesh) -> None:
             norm.register_forward_hook(lambda module, args, x: gather_tokens(x, group))
 
 
-def _balance_whole_sequence(feed_forward: nn.Module, mesh: Mesh) -> None:
-    """Make the auxiliary loss of a router the mean over all ranks' tokens."""
+def _balance_whole_rows(feed_forward: nn.Module, mesh: Mesh) -> None:
+    """Make the auxiliary loss of a router that of whole rows."""
     router = getattr(feed_forward, "router", None)
-    if router is None or not hasattr(router, "auxiliary_loss"):
-        return
-
-    def average(module: nn.Module, args: Any, output: Any) -> None:
-        module.auxiliary_loss = mean_of_shards(module.auxiliary_loss, mesh.group("tp"))
-
-    router.register_forward_hook(average)
+    if hasattr(router, "sum_shards"):
+        router.sum_shards = partial(sum_alike, group=mesh.group("tp"))
 
 
 def _give_positions(
@@ -146,7 +141,7 @@ def reduce_tensor_parallel(parameters: Iterable[Tensor], mesh: Mesh) -> None:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
-        if parameter.grad is not None and not _is_divided(parameter):
+        if parameter.grad is not None and not is_divided(parameter):
             gradient = local_tensor(parameter.grad)
             by_dtype[gradient.dtype].append(gradient)
     for gradients in by_dtype.values():
@@ -156,7 +151,7 @@ def reduce_tensor_parallel(parameters: Iterable[Tensor], mesh: Mesh) -> None:
             gradient.copy_(part.view_as(gradient))
 
 
-def _is_divided(parameter: Tensor) -> bool:
+def is_divided(parameter: Tensor) -> bool:
     """Whether a parameter is split over tp, or a routed expert, whose mesh has tp folded in."""
     if not isinstance(parameter, DTensor):
         return False

@@ -27,9 +27,14 @@ def gather_columns(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _GatherColumns.apply(x, group)
 
 
-def mean_of_shards(value: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Mean over ranks of a scalar of each one's own tokens; gradients stay each rank's own share."""
-    return _MeanOfShards.apply(value, group)
+def sum_alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, each of which goes on to the same loss; gradients stay each rank's own share."""
+    return _Sum.apply(x, group, False)
+
+
+def sum_apart(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, each of which goes on to its own part of the loss; gradients are summed too."""
+    return _Sum.apply(x, group, True)
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -65,17 +70,21 @@ class _GatherColumns(torch.autograd.Function):
         return grad.chunk(dist.get_world_size(ctx.group), -1)[dist.get_rank(ctx.group)], None
 
 
-class _MeanOfShards(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.ranks = dist.get_world_size(group)
-        mean = value / ctx.ranks
-        dist.all_reduce(mean, group=group)
-        return mean
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, is_apart: bool) -> Tensor:
+        ctx.group, ctx.is_apart = group, is_apart
+        return _all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.ranks, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _all_reduce(grad, ctx.group) if ctx.is_apart else grad, None, None
+
+
+def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = x.clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def _all_gather(x: Tensor, dimension: int, group: dist.ProcessGroup) -> Tensor:

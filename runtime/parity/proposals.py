@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from shipway.runtime.parity.batches import CONTEXT_TOKENS, SEQUENCES
 from shipway.runtime.parity.command import shipway
 from shipway.runtime.parity.table import MODELS, Row
 from shipway.schemas.layout import Layout
 
+PLANS_AT_ONCE = 2
 STAGE = (
     "training.stages=[{"
     f"name: parity, context: {CONTEXT_TOKENS}, tokens: {100 * SEQUENCES * CONTEXT_TOKENS},"
@@ -17,29 +19,46 @@ STAGE = (
     "}]"
 )
 ASKED: Mapping[str, tuple[str, ...]] = {
+    "2 CPUs": ("cluster=cpu_2",),
     "2": ("cluster=h200_2",),
     "4": ("cluster=h200_4",),
     "8": ("cluster=h200_8",),
     "8, pipeline": ("cluster=h200_8", "training.layout.pipeline_parallel=2"),
+    "8, pipeline, experts": (
+        *("cluster=h200_8", "training.layout.pipeline_parallel=2"),
+        *("training.layout.data_parallel_shard=4", "training.layout.expert_parallel=4"),
+    ),
     "8, context": ("cluster=h200_8", "training.layout.context_parallel=2"),
+    "8, context, tensor": (
+        *("cluster=h200_8", "training.layout.context_parallel=2"),
+        "training.layout.tensor_parallel=2",
+    ),
     "8, tensor": ("cluster=h200_8", "training.layout.tensor_parallel=2"),
     "8, experts": ("cluster=h200_8", "training.layout.expert_parallel=4"),
+    "8, recomputing": ("cluster=h200_8", "training.layout.recompute=full"),
 }
 """Clusters, and axes pinned so that the planner fills in the rest."""
-RUNNERS_UP = 2
 
 
 def proposals() -> dict[str, Row]:
-    """The best layout of every question, and the runners-up of those that pin nothing."""
+    """The best layout of every question, and what else ranks high where nothing is pinned."""
+    with ThreadPoolExecutor(PLANS_AT_ONCE) as pool:
+        answers = zip(ASKED, pool.map(_ask, ASKED.values()), strict=True)
     rows: dict[str, Row] = {}
-    for name, asked in ASKED.items():
-        (stage,) = json.loads(shipway("plan", *MODELS["hybrid"], STAGE, *asked, "--json"))["stages"]
-        others = [] if "," in name else [entry["layout"] for entry in stage["alternatives"][:RUNNERS_UP]]
-        for place, found in enumerate([stage["layout"], *others], 1):
-            layout = Layout.model_validate(found)
-            if layout not in [row.layout for row in rows.values()]:
-                rows[f"planned for {name} ({place}): {describe(layout)}"] = Row(layout)
+    for name, layouts in answers:
+        for layout in layouts if "," not in name else layouts[:1]:
+            words = describe(layout)
+            if all(describe(row.layout) != words for row in rows.values()):
+                rows[f"planned for {name}: {words}"] = Row(layout)
     return rows
+
+
+def _ask(pinned: tuple[str, ...]) -> list[Layout]:
+    """Layouts that the planner proposes, best first; without runners-up of pipelines, which have no cut."""
+    (stage,) = json.loads(shipway("plan", *MODELS["hybrid"], STAGE, *pinned, "--json"))["stages"]
+    found = [stage["layout"], *(entry["layout"] for entry in stage["alternatives"])]
+    layouts = [Layout.model_validate_json(json.dumps(layout)) for layout in found]
+    return [layout for layout in layouts if layout.pipeline_parallel == 1 or layout.stage_layers]
 
 
 def describe(layout: Layout) -> str:
@@ -53,6 +72,8 @@ def describe(layout: Layout) -> str:
         "ep": layout.expert_parallel,
     }
     words = [f"{axis} {degree}" for axis, degree in axes.items() if degree > 1]
+    words += [layout.schedule] if layout.pipeline_parallel > 1 else []
     words += [f"zero {layout.zero}"] if layout.data_parallel_shard > 1 else []
+    words += ["heads"] if layout.delta_context == "heads" else []
     words += [layout.recompute] if layout.recompute != "none" else []
     return ", ".join(words) or "one device"

@@ -155,7 +155,7 @@ def trace(module: ModuleType, row: Row, pool: MeshPool, precision: Precision) ->
 def _trainer(module: ModuleType, mesh: Mesh, precision: Precision) -> Trainer:
     model = build_parallel_model(module, mesh, precision, SEED)
     optimizer = build_optimizer(
-        model.named_parameters(), module.OPTIMIZER_GROUPS, Muon(), precision, mesh.device
+        model.named_parameters(), module.OPTIMIZER_GROUPS, Muon(), precision, mesh.device, mesh
     )
     return Trainer(model, optimizer, gradient_clip=None)
 

@@ -128,6 +128,9 @@ TENSOR: Mapping[str, Layout] = {
 CONTEXT: Mapping[str, Layout] = {
     "cp 2": layout("cp 2"),
     "cp 4": layout("cp 4"),
+    "cp 2, heads": layout("cp 2", delta_context="heads"),
+    "cp 4, heads": layout("cp 4", delta_context="heads"),
+    "cp 2, tp 2, heads": layout("cp 2, tp 2", delta_context="heads"),
     "cp 2, full recomputation": layout("cp 2", recompute="full"),
     "cp 2, selective recomputation": layout("cp 2", recompute="selective"),
     "fsdp 2, cp 2": layout("fsdp 2, cp 2"),
@@ -181,6 +184,7 @@ ROWS: Mapping[str, Row] = {
             "fsdp 2, auxiliary loss": layout("fsdp 2"),
             "tp 2, auxiliary loss": layout("tp 2"),
             "cp 2, auxiliary loss": layout("cp 2"),
+            "cp 2, tp 2, auxiliary loss": layout("cp 2, tp 2"),
             "pp 2, auxiliary loss": layout("pp 2", **PIPELINE),
             "pp 2, zbv, auxiliary loss": layout("pp 2", **V_SHAPED["zbv"]),
         },

@@ -33,7 +33,9 @@ def gradients(layout: Layout, changes: dict[str, Any], model: str, pool: MeshPoo
     module, device = load(variant(model, **changes)), torch.device("cpu")
     mesh = build_mesh(layout, device, pool)
     parallel = build_parallel_model(module, mesh, FP32, 3)
-    optimizer = build_optimizer(parallel.named_parameters(), module.OPTIMIZER_GROUPS, Muon(), FP32, device)
+    optimizer = build_optimizer(
+        parallel.named_parameters(), module.OPTIMIZER_GROUPS, Muon(), FP32, device, mesh
+    )
     trainer = Trainer(parallel, optimizer, 1.0)
     found: dict[str, torch.Tensor] = {}
     update = optimizer.step

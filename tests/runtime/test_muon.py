@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from shipway.runtime.muon import Muon, MuonOptions, MuonParameter, rounds
-from shipway.runtime.muon_exchange import assign_owners
+from shipway.runtime.muon_exchange import assign_owners, copies_of
 from shipway.runtime.newton_schulz import orthogonalise
+from tests.runtime.ranks import run_ranks
 
 OPTIONS = MuonOptions(0.9, 5, 0.2, 0.1, torch.float32, torch.float32)
 
@@ -87,3 +90,35 @@ def test_owners_share_the_work_and_every_matrix_has_one() -> None:
 def test_rounds_keep_all_matrices_and_give_every_rank_one() -> None:
     items = [MuonParameter(str(i), parameter(2, 2)) for i in range(10)]
     assert [item.name for part in rounds(items, 4) for item in part] == [str(i) for i in range(10)]
+
+
+SHAPES = ((24, 10), (8, 40), (3, 12, 6), (16, 16), (5, 6), (2, 9))
+"""Matrices that shards cut and do not cut, a stack of experts, and one of fewer rows than shards."""
+
+
+def steps_over(replicas: int, shards: int) -> tuple[list[torch.Tensor], list[int]]:
+    """Parameters after two steps on a mesh of replicas of shards, and matrices orthogonalised here."""
+    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("dp_replicate", "fsdp"))
+    items = []
+    for index, shape in enumerate(SHAPES):
+        whole = parameter(*shape, seed=index)
+        weight = torch.nn.Parameter(distribute_tensor(whole.data, mesh, [Replicate(), Shard(0)]))
+        weight.grad = distribute_tensor(whole.grad, mesh, [Replicate(), Shard(0)])
+        items.append(MuonParameter(str(index), weight, 2 if index == 1 else 1, copies_of(weight)))
+    muon, made = Muon(items, OPTIONS), []
+    orthogonal = muon._orthogonal
+    muon._orthogonal = lambda units: made.append(units.numel()) or orthogonal(units)  # type: ignore[method-assign]
+    for _ in range(2):
+        muon.step(0.01)
+    return [item.parameter.full_tensor().detach() for item in items], made
+
+
+def test_replicas_share_the_matrices_and_end_up_equal_to_one_process() -> None:
+    ((alone, whole_work),) = run_ranks(steps_over, 1, 1, 1)
+    found = run_ranks(steps_over, 4, 2, 2)
+    for parameters, _ in found:
+        for mine, expected in zip(parameters, alone, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    for parameters, _ in found[1:]:
+        assert all(map(torch.equal, parameters, found[0][0]))
+    assert sum(sum(work) for _, work in found) == sum(whole_work)

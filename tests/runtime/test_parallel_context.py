@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from shipway.runtime.parallel.context import cut
+from shipway.runtime.parallel.context_softmax import balanced
+from shipway.runtime.parallel.rows import cut
 from shipway.schemas.layout import Layout
 from tests.runtime.gradient_cases import Gradients, all_gradients, assert_same
 from tests.runtime.ranks import run_ranks
@@ -16,6 +18,7 @@ from tests.runtime.training_cases import SEQUENCES
 NO_PREDICTION: dict[str, Any] = {"multi_token_prediction": None}
 ALONE = Layout(micro_batch=SEQUENCES)
 CP4 = Layout(context_parallel=4, micro_batch=SEQUENCES)
+CP4_HEADS = CP4.model_copy(update={"delta_context": "heads"})
 CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
     "delta and latent": (CP4, {}, "hybrid"),
     "rotary latent": (CP4, NO_PREDICTION, "rotary latent"),
@@ -23,6 +26,23 @@ CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
     "unbounded delta, more value heads": (CP4, {}, "older delta"),
     "full recomputation": (CP4.model_copy(update={"recompute": "full"}), {}, "hybrid"),
     "selective recomputation": (CP4.model_copy(update={"recompute": "selective"}), {}, "hybrid"),
+    "exchanging heads": (CP4_HEADS, {"attention.delta.heads": 4}, "hybrid"),
+    "exchanging heads, more value heads, with fsdp": (
+        Layout(context_parallel=2, data_parallel_shard=2, micro_batch=4, delta_context="heads"),
+        {},
+        "older delta",
+    ),
+    "exchanging heads, with tensor parallel": (
+        Layout(context_parallel=2, tensor_parallel=2, micro_batch=8, delta_context="heads"),
+        {"attention.delta.heads": 4, "vocabulary": 64},
+        "hybrid",
+    ),
+    "auxiliary loss": (CP4, {}, "grouped"),
+    "auxiliary loss, with tensor parallel": (
+        Layout(context_parallel=2, tensor_parallel=2, micro_batch=4, micro_batches=2),
+        {"vocabulary": 64},
+        "grouped",
+    ),
     "with fsdp, accumulating": (
         Layout(context_parallel=2, data_parallel_shard=2, micro_batch=2, micro_batches=2),
         {},
@@ -64,3 +84,13 @@ def test_cut_places_every_token_in_its_whole_document() -> None:
     assert [part.carried for part in parts] == [(0, 0), (4, 0), (3, 4)]
     assert parts[1].cu_seqlens.tolist() == [0, 1, 4, 8]
     assert parts[0].passes.tolist() == [[False, False], [False, False], [True, True]]
+
+
+def test_causal_work_is_the_same_on_every_rank() -> None:
+    for ranks in (2, 3, 4, 7):
+        exchanges = [balanced(rank, ranks) for rank in range(ranks)]
+        work = [sum(2 * chunk + 1 for chunk in exchange.chunks) for exchange in exchanges]
+        assert len(set(work)) == 1
+        assert sorted(chunk for exchange in exchanges for chunk in exchange.chunks) == [*range(2 * ranks)]
+        for rank, peer in itertools.product(range(ranks), repeat=2):
+            assert exchanges[rank].sent[peer] == exchanges[peer].received[rank]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 
 from shipway.runtime.exit_codes import Fatal
-from shipway.runtime.mesh import MeshPool
-from shipway.runtime.parallel.expert import order_of_arrivals
+from shipway.runtime.mesh import MeshPool, build_mesh
+from shipway.runtime.parallel.expert import apply_expert_parallel, order_of_arrivals
 from shipway.runtime.routing import routers
 from shipway.schemas.layout import Layout
 from shipway.schemas.training import AdamW, Muon, Optimizer
 from tests.runtime.ranks import run_ranks
 from tests.runtime.training_cases import SEQUENCES, make_trainer, run_steps, whole_parameters
+from tests.templates.generated import load, variant
 
 ALONE = Layout(micro_batch=SEQUENCES)
 LAYOUTS = {
@@ -97,6 +101,39 @@ def test_recomputation_routes_as_forward_did(outcomes: dict[str, Outcome]) -> No
     assert (again.losses, again.norms, again.loads) == (kept.losses, kept.norms, kept.loads)
 
 
+def choices(layout: Layout, pool: MeshPool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Experts that a step's forward chose under a layout, and those that its recomputation chose."""
+    trainer = make_trainer(layout, pool=pool)
+    made: dict[tuple[bool, str], list[torch.Tensor]] = defaultdict(list)
+
+    def note(name: str, router: nn.Module, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        is_again = torch._C._current_graph_task_id() != -1
+        made[is_again, name].append(output[1].clone())
+
+    names = routers(trainer.model)
+    for name, router in names.items():
+        router.register_forward_hook(partial(note, name))
+    run_steps(trainer, range(1))
+    return [c for n in names for c in made[False, n]], [c for n in names for c in made[True, n]]
+
+
+def choices_of(layouts: list[Layout]) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Of each layout in turn."""
+    pool = MeshPool(torch.device("cpu"))
+    return [choices(layout, pool) for layout in layouts]
+
+
+def test_every_recomputed_choice_is_that_of_forward() -> None:
+    layouts = [
+        Layout(data_parallel_shard=2, expert_parallel=2, micro_batch=2, micro_batches=2, recompute=policy)
+        for policy in ("full", "selective")
+    ]
+    for rank in run_ranks(choices_of, 2, layouts):
+        for first, again in rank:
+            assert len(first) == len(again) > 0
+            assert all(map(torch.equal, first, again))
+
+
 def save_and_load(folder: str, written: Layout, read: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and momenta after a step under one layout, and as another layout reads them."""
     pool = MeshPool(torch.device("cpu"))
@@ -140,6 +177,40 @@ def uneven_experts() -> str:
 def test_degree_that_does_not_divide_the_experts_is_refused_with_the_legal_ones() -> None:
     refusal = run_ranks(uneven_experts, 3)[0]
     assert refusal == "expert_parallel 3 does not divide the 8 routed experts; it can be 1, 2, 4, 8"
+
+
+def order_in_graph() -> dict[str, int]:
+    """Sequence numbers of the nodes of a mixture's forward that tell what ran between what."""
+    layout = Layout(data_parallel_shard=2, expert_parallel=2)
+    with torch.device("meta"):
+        whole = load(variant("hybrid")).Model()
+    apply_expert_parallel(whole, build_mesh(layout, torch.device("cpu")))
+    mixture = whole.to_empty(device="cpu").layers["1"].feed_forward
+    for parameter in mixture.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    for buffer in mixture.buffers():
+        buffer.zero_()
+    out = mixture(torch.randn(2, 8, 32))
+    numbers: dict[str, int] = {}
+    waiting, seen = [out.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        following = [n for n, _ in node.next_functions]
+        if any(getattr(n, "variable", None) is mixture.shared.down.weight for n in following):
+            numbers["shared"] = node._sequence_nr()
+        if node.name() in ("_DepartBackward", "_ArriveBackward"):
+            numbers[node.name()] = node._sequence_nr()
+        waiting += following
+    return numbers
+
+
+def test_shared_experts_run_while_tokens_travel_forward_and_backward() -> None:
+    # Numbers rise in forward; backward takes the highest of those that are ready.
+    for numbers in run_ranks(order_in_graph, 2):
+        assert numbers["_DepartBackward"] < numbers["shared"] < numbers["_ArriveBackward"]
 
 
 def test_arrivals_are_sorted_by_expert_then_source() -> None:

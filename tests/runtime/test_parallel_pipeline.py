@@ -80,8 +80,7 @@ def test_pipeline_trains_what_one_process_trains(
 
 
 def test_auxiliary_losses_of_all_stages_count() -> None:
-    one_by_one = Layout(micro_batch=1, micro_batches=SEQUENCES)  # the loss is a statistic of a micro-batch
-    (expected,) = run_ranks(all_gradients, 1, [(one_by_one, UNTIED, "grouped")])[0]
+    (expected,) = run_ranks(all_gradients, 1, [(Layout(micro_batch=SEQUENCES), UNTIED, "grouped")])[0]
     for (found,) in run_ranks(all_gradients, 4, [(PP4, UNTIED, "grouped")]):
         assert_same(found, expected)
 

@@ -71,7 +71,7 @@ def make_trainer(
     mesh = build_mesh(layout, torch.device("cpu"), pool)
     parallel = build_parallel_model(module, mesh, FP32, seed)
     built = build_optimizer(
-        parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, FP32, torch.device("cpu")
+        parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, FP32, torch.device("cpu"), mesh
     )
     return Trainer(parallel, built, clip)
 

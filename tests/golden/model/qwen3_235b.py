@@ -212,16 +212,17 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(EXPERTS, WIDTH, dtype=torch.float32))
         # Times each expert was chosen since the last update.
         self.register_buffer("load", torch.zeros(EXPERTS, dtype=torch.int64), persistent=False)
-        self.auxiliary_loss: Tensor | None = None  # of the last forward; 1 when the load is even
+        self.auxiliary_loss: Tensor | None = None  # [B] of the last forward's rows; 1 when the load is even
+        self.sum_shards: Callable[[Tensor], Tensor] | None = None  # set where several ranks share a row
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [N, D] -> weights [N, k] in fp32, and the experts [N, k] that they belong to."""
+    def forward(self, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """x [N, D], in rows, -> weights [N, k] in fp32, and the experts [N, k] that they belong to."""
         logits = router_logits(x, self.weight)  # [N, E], in fp32
         scores = logits.softmax(-1)
         chosen = scores.topk(ACTIVE_EXPERTS, -1).indices  # [N, k]
         weights = scores.gather(-1, chosen)
         weights = weights / weights.sum(-1, keepdim=True)
-        self.auxiliary_loss = auxiliary_loss(scores, chosen, ACTIVE_EXPERTS)
+        self.auxiliary_loss = auxiliary_loss(scores, chosen, rows, self.sum_shards)
         # Recomputation runs inside backward, and must not count tokens again.
         if self.training and torch._C._current_graph_task_id() == -1:
             self.load += expert_load(chosen, EXPERTS)
@@ -260,7 +261,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] -> [B, T, D]."""
         z = x.flatten(0, 1)  # [N, D]
-        weights, chosen = self.router(z)
+        weights, chosen = self.router(z, len(x))
         order = order_by_expert(chosen, EXPERTS)
         rows = self.experts(permute(z, order), order.offsets)  # [N*k, D]
         routed = unpermute(rows, order, weights)  # [N, D]: the weighted sum of each token's experts
@@ -332,10 +333,10 @@ class Model(nn.Module):
         output = self.read_out(self.norm(x), labels)
         if labels is None:
             return output
-        counted = (labels != -100).sum()
+        counted = (labels != -100).sum(1).float()  # [B]
         for module in self.modules():
             if isinstance(module, Router) and module.auxiliary_loss is not None:
-                output = output + AUXILIARY_WEIGHT * counted * module.auxiliary_loss
+                output = output + AUXILIARY_WEIGHT * counted @ module.auxiliary_loss
         return output
 
     def run(

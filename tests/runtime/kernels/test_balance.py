@@ -119,9 +119,9 @@ def test_sign_rule_balances_slowly():
 def test_auxiliary_loss_is_one_when_even_and_pulls_down_the_overloaded():
     even = torch.full((8, 4), 0.5)
     indices = torch.tensor([[0, 1], [2, 3]] * 4)
-    assert auxiliary_loss(even, indices, 2).item() == pytest.approx(1)
+    assert auxiliary_loss(even, indices).item() == pytest.approx(1)
     logits = torch.zeros(8, 4, requires_grad=True)
     crowded = torch.tensor([[0, 1]] * 8)
-    auxiliary_loss(logits.softmax(-1), crowded, 2).backward()
+    auxiliary_loss(logits.softmax(-1), crowded).backward()
     assert (logits.grad[:, :2] > 0).all()
     assert (logits.grad[:, 2:] < 0).all()
