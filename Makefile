@@ -11,7 +11,7 @@ PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format parity clean
+.PHONY: help setup demo test lint format parity soak clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -53,6 +53,9 @@ lint: $(STAMP)  ## Style, types and layering contracts
 format: $(STAMP)  ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+soak: $(STAMP)  ## Kill, stop and reshard a run at 30 random moments (SEED=7: other ones)
+	$(BIN)/python -W ignore bench/soak.py $(if $(SEED),--seed $(SEED))
 
 parity: $(STAMP)  ## Train every layout against one process and print the table (DEVICE=cuda, DTYPE=bf16)
 	$(BIN)/python -W ignore -m shipway.runtime.parity --device $(or $(DEVICE),cpu) --dtype $(or $(DTYPE),fp32)

@@ -39,6 +39,7 @@ def snapshot(folder: Path, now: float | None = None) -> dict[str, Any]:
     now = time.time() if now is None else now
     lines = tail(folder / "metrics.jsonl")
     steps = [line for line in lines if "event" not in line and "step_seconds" in line]
+    details = (tail(folder / "details.jsonl") or [{}])[-1]
     status, attempts = run_status(folder), read_attempts(folder)
     found: dict[str, Any] = {
         "run": folder.name,
@@ -48,8 +49,8 @@ def snapshot(folder: Path, now: float | None = None) -> dict[str, Any]:
         "last_attempt": attempts[-1].reason if attempts else None,
         "checkpoint": _checkpoint(folder, now),
         "evaluation": _last(lines, "evaluation", "measures"),
-        "slow_ranks": _last(lines, "details", "slow_ranks") or [],
-        "utilisation": _last(lines, "details", "utilisation"),
+        "slow_ranks": details.get("slow_ranks") or [],
+        "utilisation": details.get("utilisation"),
         "communication": _communication(lines),
         "progress": None,
     }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from shipway.runtime.run_folder import replace_text
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from shipway.runtime.details import Details
     from shipway.runtime.prometheus import Exporter
     from shipway.runtime.weights_and_biases import Reporter
+
+
+DETAILS_FILE = "details.jsonl"
+"""Beside the metrics: a record there may be a thousand times as long as a step's line."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class MetricsWriter:
 
     def write_details(self, stage: str, step: int, details: Details) -> None:
         """Append what was collected of a step."""
-        self._append({"event": "details", "stage": stage, "step": step, **asdict(details)})
+        self._append({"stage": stage, "step": step, **asdict(details)}, self.path.with_name(DETAILS_FILE))
         scalars = {
             f"{kind}/layer_{name}": value
             for kind, values in (
@@ -114,8 +117,8 @@ class MetricsWriter:
         if self.reporter:
             self.reporter.close()
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        with self.path.open("a") as file:
+    def _append(self, line: Mapping[str, Any], path: Path | None = None) -> None:
+        with (path or self.path).open("a") as file:
             file.write(json.dumps(line, allow_nan=True) + "\n")
 
     def _pass_on(
@@ -162,8 +165,46 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind(path: Path, step: int) -> None:
-    """Drop lines of steps after `step`: a run that resumes there will write them again."""
-    lines = read_metrics(path)
-    kept = [line for line in lines if line["step"] <= step]
-    if len(kept) != len(lines):
-        replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    """Drop lines of steps after `step`, of details too: a run that resumes there will write them again."""
+    for each in (path, path.with_name(DETAILS_FILE)):
+        if each.exists():
+            os.truncate(each, _end_of(each, step))
+
+
+def _end_of(path: Path, step: int) -> int:
+    """Bytes up to the end of the last line of a step up to `step`; lines are in the order of steps.
+
+    Found by bisection: a long run's file is not read. A line cut short by a crash is behind the end.
+    """
+    with path.open("rb") as file:
+        low, high = 0, file.seek(0, 2)  # all before `low` is kept, nothing from `high` on
+        while low < high:
+            middle = (low + high) // 2
+            start = _line_start(file, middle, low)
+            file.seek(start)
+            line = file.readline()
+            if line.endswith(b"\n") and _step_of(line) <= step:
+                low = start + len(line)
+            else:
+                high = start
+        return low
+
+
+def _line_start(file: BinaryIO, offset: int, least: int) -> int:
+    """Where the line begins that holds the byte at `offset`; not before `least`."""
+    block = 4096
+    while offset > least:
+        start = max(least, offset - block)
+        file.seek(start)
+        found = file.read(offset - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        offset = start
+    return least
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,6 @@ def test_events_between_steps_are_read_apart(tmp_path: Path) -> None:
     lines = [
         step(1),
         {"event": "evaluation", "stage": "short", "step": 1, "measures": {"held_out/all": 4.5}},
-        {"event": "details", "stage": "short", "step": 1, "slow_ranks": slow, "utilisation": None},
         {
             "event": "profile", "stage": "short", "step": 1,
             "communication_seconds_per_step": {"fsdp": 0.1},
@@ -88,7 +89,10 @@ def test_events_between_steps_are_read_apart(tmp_path: Path) -> None:
         },
         step(2, loss=float("nan"), finite=False),
     ]  # fmt: skip
-    found = snapshot(write(tmp_path / "run", lines), NOW)
+    folder = write(tmp_path / "run", lines)
+    details = {"stage": "short", "step": 1, "slow_ranks": slow, "utilisation": None}
+    (folder / "details.jsonl").write_text(json.dumps(details) + "\n")
+    found = snapshot(folder, NOW)
     assert found["evaluation"] == {"held_out/all": 4.5}
     assert found["slow_ranks"] == slow
     assert found["not_finite"] == 1
@@ -130,8 +134,11 @@ def test_only_a_running_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureFi
     assert shipway(["profile", "--runs", str(tmp_path)]) == 4
     assert "LA065" in capsys.readouterr().err
     assert not (tmp_path / "run" / "profile.request").exists()
-    (tmp_path / "run" / "supervisor.pid").write_text(f"{os.getpid()}\n")
-    assert shipway(["profile", "--runs", str(tmp_path), "--steps", "2", "--memory", "--json"]) == 0
+    waiting = [sys.executable, "-c", "input()", "shipway.runtime.supervisor"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as supervisor:
+        (tmp_path / "run" / "supervisor.pid").write_text(f"{supervisor.pid}\n")
+        assert shipway(["profile", "--runs", str(tmp_path), "--steps", "2", "--memory", "--json"]) == 0
+        supervisor.communicate(b"\n")
     assert json.loads((tmp_path / "run" / "profile.request").read_text()) == {"steps": 2, "memory": True}
 
 

@@ -15,7 +15,7 @@ import torch
 
 from shipway.runtime.details import layer_of, slow_ranks
 from shipway.runtime.exit_codes import ExitCode, Fatal
-from shipway.runtime.metrics import StepMetrics, read_metrics
+from shipway.runtime.metrics import DETAILS_FILE, StepMetrics, read_metrics, rewind
 from shipway.runtime.profiling import (
     DEFAULT_STEPS,
     MEMORY_BIT,
@@ -100,7 +100,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_details_come_when_due_and_say_what_each_layer_and_expert_did(run: tuple[Path, str]) -> None:
     steps = {s["step"]: s for s in read_metrics(run[0] / "metrics.jsonl") if "event" not in s}
-    details = events(run[0], "details")
+    details = read_metrics(run[0] / DETAILS_FILE)
     assert [entry["step"] for entry in details] == [2, 4, 6]
     for entry in details:
         squares = sum(norm**2 for norm in entry["gradient_norm"].values())
@@ -114,6 +114,20 @@ def test_details_come_when_due_and_say_what_each_layer_and_expert_did(run: tuple
         assert 0 < entry["probe_seconds"]["least"] <= entry["probe_seconds"]["most"]
         assert entry["slow_ranks"] == []
         assert entry["utilisation"] is None, "a CPU has no such counter"
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 17, 40, 99])
+@pytest.mark.parametrize("tail", ["", '{"step": 41, "lo'])
+def test_a_resume_drops_what_it_will_write_again(tmp_path: Path, step: int, tail: str) -> None:
+    paths = [tmp_path / "metrics.jsonl", tmp_path / DETAILS_FILE]
+    for path, width in zip(paths, (3, 9000), strict=True):
+        lines = [{"step": n, "text": "x" * (n % 7 * width)} for n in range(1, 41) for _ in range(1 + n % 3)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
+    rewind(paths[0], step)
+    for path in paths:
+        assert {line["step"] for line in read_metrics(path)} == set(range(1, min(step, 40) + 1))
+        assert path.read_text().endswith("\n") or step == 0
+    rewind(tmp_path / "nothing.jsonl", 3)
 
 
 def test_a_signal_makes_a_profile_that_perfetto_opens(run: tuple[Path, str]) -> None:
