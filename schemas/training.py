@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -129,6 +130,9 @@ class Precision(Schema):
     """Optimizer moments."""
 
 
+Compilation = Literal["auto", "none", "blocks"]
+
+
 class BytesTokenizer(Schema):
     """UTF-8 bytes as tokens 0 to 255, then begin, end and padding."""
 
@@ -226,6 +230,14 @@ class Data(Schema):
     """Share of documents kept for evaluation."""
     corrupt_limit: Fraction = 0.001
     """Share of records that may be unreadable before training stops."""
+    interleave: PositiveInt = 64
+    """Documents of a source that are read side by side, each row going on with one of them drawn by the
+    seed, so that a long document does not fill whole batches; 1 reads one document after the other."""
+
+    def has_images(self, mix: Mapping[str, float] | None) -> bool:
+        """Whether a stage of these weights reads images; None weighs all sources equally."""
+        read = [name for name in self.sources if mix is None or mix.get(name, 0) > 0]
+        return any(isinstance(self.sources[name], ImagesSource | RenderedTextSource) for name in read)
 
     def relative_paths(self) -> tuple[str, ...]:
         """Paths of the tokenizer and the sources that start from the blueprint's folder."""
@@ -274,6 +286,38 @@ class Faults(Schema):
     """Times the supervisor starts a run again by itself."""
 
 
+class Ema(Schema):
+    """Exponential moving average of the weights, in fp32: what is evaluated, generated from and exported."""
+
+    decay: Fraction = 0.999
+    """Share of the average that a step keeps; the rest is the weights after that step."""
+
+
+class WeightsAndBiases(Schema):
+    """A Weights & Biases project that gets the same scalars as TensorBoard (the `wandb` extra)."""
+
+    project: str = Field(min_length=1)
+    """Project."""
+    entity: str | None = None
+    """User or team; by default the one that the API key belongs to."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes into the run's folder, for `wandb sync`."""
+
+
+class Observability(Schema):
+    """What is shown of a run besides metrics.jsonl and TensorBoard."""
+
+    details_every_steps: PositiveInt = 50
+    """Optimizer steps between records of each expert's hits, each layer's activations and gradients, and
+    each rank's speed."""
+    slow_rank_factor: PositiveFloat = 1.3
+    """A rank whose device takes this many times the median for the same work is named, with its host."""
+    prometheus_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of rank 0's host where Prometheus finds the latest figures; 0 takes a free one and says which."""
+    weights_and_biases: WeightsAndBiases | None = None
+    """Where to send scalars besides; nothing is sent unless this is set."""
+
+
 class Training(Schema):
     """The whole programme."""
 
@@ -295,6 +339,13 @@ class Training(Schema):
     """Pinned parts of the layout, in every stage that does not pin them itself."""
     faults: Faults = Faults()
     """Non-finite values, hangs, restarts."""
+    ema: Ema | None = None
+    """Moving average of the weights; none by default."""
+    observability: Observability = Observability()
+    """Details, Prometheus, Weights & Biases."""
+    compile: Compilation = "auto"
+    """torch.compile on attentions, gated units and vision layers: `blocks` or `none`; auto goes by the
+    device, and `shipway doctor` says what it chooses and why."""
     gradient_clip: PositiveFloat | None = 1.0
     """Largest global gradient norm; null turns clipping off."""
     seed: int = Field(default=0, ge=0)
