@@ -99,9 +99,9 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
         training.optimizer,
         training.precision,
         context.device,
+        mesh,
     )
     _record_environment(context, model)
-        mesh,
     average = Average(model.named_parameters(), training.ema.decay) if training.ema else None
     trainer = Trainer(model, optimizer, training.gradient_clip, _qk_clip(context.plan, model), average)
     loader = _open_loader(context, stage, mesh)
