@@ -90,7 +90,9 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
     training = context.plan.blueprint.training
     layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
     check_layout(layout)
-    check_model(layout, context.plan.blueprint.model, stage.context_tokens)
+    mix = next(s.mix for s in training.stages if s.name == stage.name)
+    has_images = training.data.has_images(mix)
+    check_model(layout, context.plan.blueprint.model, stage.context_tokens, has_images)
     mesh = build_mesh(layout, context.device, context.meshes)
     model = build_parallel_model(context.module, mesh, training.precision, training.seed)
     optimizer = build_optimizer(

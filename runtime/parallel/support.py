@@ -30,9 +30,10 @@ def check_model(layout: Layout, model: Model, context_tokens: int, has_images: b
     degree = layout.tensor_parallel
     if degree == 1:
         return
-    if model.vision is not None:
+    if has_images:
         raise Fatal(
-            "the runtime cannot run tensor parallel with a vision tower: plan with tensor_parallel: 1"
+            "the runtime cannot train on images under tensor parallel:"
+            " plan with training.layout {tensor_parallel: 1}"
         )
     sizes = dict(tensor_parallel_sizes(model, context_tokens // layout.context_parallel))
     wrong = [f"{count} {what}" for what, count in sizes.items() if count % degree]
@@ -44,7 +45,6 @@ def check_model(layout: Layout, model: Model, context_tokens: int, has_images: b
         )
 
 
-def tensor_parallel_sizes(model: Model, tokens: int) -> Iterator[tuple[str, int]]:
 def _check_heads(layout: Layout, model: Model) -> None:
     delta, ranks = model.attention.delta, layout.context_parallel
     if delta is None or ranks == 1 or layout.delta_context == "state":
@@ -57,6 +57,7 @@ def _check_heads(layout: Layout, model: Model) -> None:
         )
 
 
+def tensor_parallel_sizes(model: Model, tokens: int) -> Iterator[tuple[str, int]]:
     """What tensor parallel splits, and how many there are of it."""
     yield "tokens of a sequence", tokens
     yield "tokens of the vocabulary", model.vocabulary
