@@ -19,7 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.soak import KINDS, Finding, Moment, Soak, compare, draw, problems, send, steps_of
+from bench.breaking import KINDS, Moment, Soak, draw, send, steps_of
+from bench.soak import Finding, compare, problems
 from shipway.runtime.exit_codes import ExitCode
 from shipway.runtime.failures import classify
 from shipway.runtime.progress import Silent
@@ -97,7 +98,8 @@ def soak(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[Moment
     }
 
     def go(name: str, moments: list[Moment]) -> Soak:
-        made = Soak(folder / name, builds, moments, Forked)
+        processes = {name: layouts[0].world_size for name, layouts in LAYOUTS.items()}
+        made = Soak(folder / name, builds, processes, moments, Forked)
         made.run.mkdir()
         while made.next():
             pass

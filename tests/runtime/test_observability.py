@@ -65,7 +65,8 @@ class Scraping(Silent):
         if metrics.step == 1:
             os.kill(os.getpid(), signal.SIGUSR2)
         if metrics.step == 5:
-            with urllib.request.urlopen(self._url) as answer:
+            direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with direct.open(self._url) as answer:
                 self.scraped = answer.read().decode()
 
 
