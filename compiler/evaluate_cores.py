@@ -15,7 +15,7 @@ from shipway.compiler.evaluate import kept_bytes
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import by_rank, receive_buffers, stays_gathered
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import pass_seconds
+from shipway.compiler.step_time import least_pass_seconds
 from shipway.compiler.tables import Tables
 from shipway.compiler.workload import LAST
 
@@ -30,7 +30,7 @@ def core_bounds(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Fl
     for key in np.unique(keys):
         index = np.flatnonzero(keys == key)
         chunked = chunk(cores.take(index), shared.take(index), int(key) // 4096 % 4096, int(key) % 4096)
-        seconds[index] = pass_seconds(problem, chunked, chunked.cells("forward"), chunked.cells("backward"))
+        seconds[index] = least_pass_seconds(problem, chunked)
         least[index] = _bytes(problem, chunked)
     return seconds, least
 

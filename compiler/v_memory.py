@@ -19,10 +19,9 @@ from shipway.schemas.layout import Schedule
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-HELD = {"F": 1, "B": -1, "I": 0, "W": -1}
-WAITING = {"F": 0, "B": 0, "I": 1, "W": -1}
-"""How a pass changes the micro-batches that a chunk holds, and of them those between `I` and `W`."""
-HELD_WHOLE = {"F": 1, "B": -1, "I": -1, "W": 0}
+# How F, I, W and B change the micro-batches that a chunk holds, and of them those between I and W.
+HELD, WAITING = np.array([1, 0, -1, -1]), np.array([0, 1, -1, 0])
+HELD_WHOLE = np.array([1, -1, 0, -1])
 """The same when `I` runs all of backward."""
 
 
@@ -34,18 +33,16 @@ def v_steady(pp: int, micro_batches: IntArray) -> IntArray:
 @lru_cache(maxsize=256)
 def v_in_flight(schedule: Schedule, pp: int, micro_batches: int, split: bool) -> IntArray:
     """[pp, moments, 4]: micro-batches that a rank's two chunks hold, and those that wait for `W` in each."""
-    changes = [
-        [("FBIW".index(kind), own, int(rank > 0 or own > 0)) for kind, own, _ in steps]
-        for rank, steps in enumerate(v_steps(schedule, pp, micro_batches))
-    ]
-    held = np.array([(HELD if split else HELD_WHOLE)[kind] for kind in "FBIW"])
-    waiting = np.array([WAITING[kind] if split else 0 for kind in "FBIW"])
     moments = []
-    for rank_changes in changes:
-        kind, own, inner = np.array(rank_changes).T
-        columns = [held[kind] * (own == 0), held[kind] * (own == 1)]
-        columns += [waiting[kind] * inner * (own == 0), waiting[kind] * inner * (own == 1)]
-        moments.append(np.unique(np.cumsum(columns, axis=1), axis=1).T)
+    base = 4 * pp + 4  # above every count
+    for rank, steps in enumerate(v_steps(schedule, pp, micro_batches)):
+        kind, own, _ = steps.T
+        held = (HELD if split else HELD_WHOLE)[kind]
+        waiting = WAITING[kind] * (split & ((rank > 0) | (own > 0)))
+        columns = np.array([held * (own == 0), held * (own == 1), waiting * (own == 0), waiting * (own == 1)])
+        counts = np.cumsum(columns, axis=1)
+        _, first = np.unique(counts.T @ base ** np.arange(4), return_index=True)
+        moments.append(counts[:, first].T)
     most = max(len(one) for one in moments)
     return np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in moments])
 

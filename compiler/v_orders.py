@@ -11,12 +11,16 @@ the form of DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) that keeps p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from shipway.schemas.layout import Schedule
+
+IntArray = npt.NDArray[np.int64]
 
 Kind = Literal["F", "B", "I", "W"]
 Number: TypeAlias = Any
@@ -37,53 +41,61 @@ def least_micro_batches(schedule: Schedule, pp: Number) -> Number:
     return 2 * pp if schedule == "dualpipev" else pp
 
 
+KINDS: tuple[Kind, ...] = ("F", "I", "W", "B")
+
+
 def v_orders(schedule: Schedule, pp: int, micro_batches: int) -> tuple[tuple[Action, ...], ...]:
     """The actions of every rank, in order."""
     return tuple(
-        tuple(Action(kind, 2 * pp - 1 - rank if own else rank, number) for kind, own, number in steps)
+        tuple(
+            Action(KINDS[kind], 2 * pp - 1 - rank if own else rank, number)
+            for kind, own, number in steps.tolist()
+        )
         for rank, steps in enumerate(v_steps(schedule, pp, micro_batches))
     )
 
 
 @lru_cache(maxsize=256)
-def v_steps(schedule: Schedule, pp: int, micro_batches: int) -> tuple[tuple[tuple[Kind, int, int], ...], ...]:
-    """The same as plain tuples (kind, own chunk, micro-batch); the own chunk is 0 going down, 1 going up."""
+def v_steps(schedule: Schedule, pp: int, micro_batches: int) -> tuple[IntArray, ...]:
+    """The same as rows of (index into KINDS, own chunk, micro-batch), one array [actions, 3] a rank.
+
+    The own chunk is 0 on the way down, 1 on the way up.
+    """
     steps = _zbv if schedule == "zbv" else _dualpipev
     return tuple(_numbered(steps(pp, micro_batches, rank), micro_batches) for rank in range(pp))
 
 
-Step = tuple[Kind, int]
-"""What is done, and which of the rank's two chunks it is done with: 0 on the way down, 1 on the way up."""
+Step = str
+"""What is done, and which of the rank's two chunks it is done with: `F0` is a forward on the way down."""
+STEPS = {f"{kind}{own}": (index, own) for index, kind in enumerate(KINDS) for own in (0, 1)}
 
 
-def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[tuple[Kind, int, int], ...]:
+def _numbered(steps: list[Step], micro_batches: int) -> IntArray:
     """Micro-batches go through every chunk in turn; those beyond the last one are left out."""
-    done = {"F": [0, 0], "I": [0, 0], "W": [0, 0]}
-    numbered = []
-    for kind, own in steps:
-        counted = done["I" if kind == "B" else kind]
-        number = counted[own]
-        counted[own] += 1
-        if kind == "B":
-            done["W"][own] += 1
-        if number < micro_batches:
-            numbered.append((kind, own, number))
-    return tuple(numbered)
+    kind, own = np.array([STEPS[step] for step in steps], dtype=np.int64).T
+    number = np.zeros(len(steps), dtype=np.int64)
+    for chunk in (0, 1):
+        # A whole backward takes its turn among the input parts and among the weight parts.
+        for these in ("F", "WB", "IB"):
+            mine = np.flatnonzero((own == chunk) & np.isin(kind, [KINDS.index(one) for one in these]))
+            number[mine] = np.arange(len(mine))
+    result: IntArray = np.column_stack([kind, own, number])[number < micro_batches]
+    return result
 
 
 def _zbv(pp: int, micro_batches: int, rank: int) -> list[Step]:
     """Warm-up, one forward and one backward of each chunk in turn, cool-down with weights deferred."""
     count = max(2 * pp - 1, micro_batches)
     ahead = 2 * pp - 1 - rank
-    steps: list[Step] = [("F", 0)] * (2 * (pp - rank) - 1)
-    steps += [("F", 1), ("F", 0)] * rank
-    steps += [("F", 1), ("I", 1), ("W", 1)] * (pp - rank)
-    both: list[Step] = [("I", 0), ("W", 0), ("F", 1), ("I", 1), ("W", 1)]
-    steps += [("F", 0), *both] * (count - ahead)
+    steps = ["F0"] * (2 * (pp - rank) - 1)
+    steps += ["F1", "F0"] * rank
+    steps += ["F1", "I1", "W1"] * (pp - rank)
+    both = ["I0", "W0", "F1", "I1", "W1"]
+    steps += ["F0", *both] * (count - ahead)
     steps += both * (ahead - pp)
-    steps += [("I", 0), ("I", 1)] * rank
-    steps += [("I", 0), ("W", 0)] * (pp - rank)
-    return steps + [("W", 1)] * rank + [("W", 0)] * rank
+    steps += ["I0", "I1"] * rank
+    steps += ["I0", "W0"] * (pp - rank)
+    return steps + ["W1"] * rank + ["W0"] * rank
 
 
 def _dualpipev(pp: int, micro_batches: int, rank: int) -> list[Step]:
@@ -93,22 +105,22 @@ def _dualpipev(pp: int, micro_batches: int, rank: int) -> list[Step]:
     steps: list[Step] = []
 
     def backward(own: int, split: bool) -> None:
-        steps.append(("I" if split else "B", own))
+        steps.append(f"{'I' if split else 'B'}{own}")
         if split:
             deferred.append(own)
 
     def weight() -> None:
         if deferred:
-            steps.append(("W", deferred.popleft()))
+            steps.append(f"W{deferred.popleft()}")
 
-    steps += [("F", 0)] * (2 * below)
-    steps += [("F", 0), ("F", 1)] * (rank + 1)
+    steps += ["F0"] * (2 * below)
+    steps += ["F0", "F1"] * (rank + 1)
     for _ in range(below):
         backward(1, split=True)
         weight()
-        steps.append(("F", 1))
-    steps += [("F", 0), ("B", 1), ("F", 1), ("B", 0)] * (micro_batches - 2 * pp + rank + 1)
-    steps += [("B", 1), ("F", 1), ("B", 0)] * below
+        steps.append("F1")
+    steps += ["F0", "B1", "F1", "B0"] * (micro_batches - 2 * pp + rank + 1)
+    steps += ["B1", "F1", "B0"] * below
     # Of the last rank + 1 backwards of each chunk, the second half leave their weights for the end.
     whole = (rank + 1) // 2
     for number in range(rank + 1):

@@ -7,7 +7,6 @@ by side. Beyond a few micro-batches every further one only adds the busiest rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,11 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.v_orders import Kind, v_steps
+from shipway.compiler.v_orders import KINDS, v_steps
 from shipway.schemas.layout import Schedule
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+COLUMN = {"F": 0, "I": 1, "B": 2}
+"""Where a pass's seconds stand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,18 @@ def v_seconds(
         levels, slots = _levels(schedule, pp, int(count))
         seconds[rows] = _run(levels, slots, durations[rows], deferred[rows], send[rows])
     result: FloatArray = seconds + (micro_batches - exact) * busiest
+    return result
+
+
+def v_least_seconds(
+    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray
+) -> FloatArray:
+    """No more than `v_seconds`: every rank does its work once the first micro-batch has come down to it."""
+    pp = forward.shape[1] // 2
+    both = forward + backward
+    work = both[:, :pp] + both[:, : pp - 1 : -1]
+    down = np.cumsum(forward[:, :pp], axis=1) - forward[:, :pp] + send[:, None] * np.arange(pp)
+    result: FloatArray = (down + micro_batches[:, None] * work).max(axis=1)
     return result
 
 
@@ -120,11 +134,12 @@ class _Pass(NamedTuple):
     second_weights: int
 
 
-def _passes(steps: Sequence[tuple[Kind, int, int]], rank: int, pp: int, micro_batches: int) -> list[_Pass]:
+def _passes(steps: IntArray, rank: int, pp: int, micro_batches: int) -> list[_Pass]:
     """What a rank does, as columns and slots."""
     chunks, result = 2 * pp, []
     weights = [0, 0]
-    for kind, own, number in reversed(steps):
+    for index, own, number in reversed(steps.tolist()):
+        kind = KINDS[index]
         if kind == "W":
             weights[own] += 1
             continue
@@ -135,7 +150,7 @@ def _passes(steps: Sequence[tuple[Kind, int, int]], rank: int, pp: int, micro_ba
         result.append(
             _Pass(
                 rank=rank,
-                duration="FIB".index(kind) * chunks + chunk,
+                duration=COLUMN[kind] * chunks + chunk,
                 needs=0 if outside else 1 + (backward * chunks + source) * micro_batches + number,
                 sent=int(not outside and source + chunk != chunks - 1),
                 slot=1 + (backward * chunks + chunk) * micro_batches + number,
