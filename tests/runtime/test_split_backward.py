@@ -9,6 +9,9 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from shipway.compiler.lower import lower
+from shipway.compiler.operators.base import Gemm, Shard
+from shipway.compiler.workload import workload
 from shipway.runtime.parallel.pipeline import Chunk, chunks_of, keep_chunk
 from shipway.runtime.parallel.split_backward import split_parameters
 from shipway.schemas.layout import Layout
@@ -100,3 +103,27 @@ def test_split_a_recomputed_layer_would_run_again_for_every_weight() -> None:
     assert len(runs) == 2
     stage_backward_weight(layer.parameters(), groups)
     assert len(runs) == 2 + 5
+
+
+@pytest.mark.parametrize("model", ["hybrid", "older delta", "rotary latent", "grouped"])
+def test_what_waits_for_the_weight_part_is_what_the_planner_counts(model: str) -> None:
+    part, hidden, labels = last_chunk(model)
+    now, later = split_parameters(part)
+    _, groups = stage_backward_input([part(hidden, labels)], None, [hidden, *now], iter(later))
+    waiting = {
+        id(g): g.numel() * g.element_size() for group in groups for given in group["grads"] for g in given
+    }
+    assert sum(waiting.values()) == planned_waiting(model, len(part.layers))
+
+
+def planned_waiting(model: str, last_layers: int) -> int:
+    """Gradients of the outputs of the products of a model's last layers, by the catalogue."""
+    work = workload(lower(variant(model, multi_token_prediction=None, tied_embeddings=False)))
+    shard = Shard(2, TOKENS, element_bytes=4, implementation="plain")
+    return sum(
+        int(kernel.rows * kernel.columns * kernel.groups) * shard.element_bytes
+        for row in work.layer_rows[-last_layers:]
+        for _, operator in work.rows[row].operators()
+        for kernel in operator.kernels(shard)
+        if isinstance(kernel, Gemm)
+    )
