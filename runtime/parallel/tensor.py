@@ -129,9 +129,10 @@ def _give_positions(
         tokens: Tensor = bound.arguments["tokens"]
         batch, length = tokens.shape[-3:-1] if tokens.is_floating_point() else tokens.shape
         whole = length * ranks if tokens.is_floating_point() else length
-        kwargs = kwargs | {
-            "positions": positions_from(bound.arguments.get("cu_seqlens"), batch, whole, tokens.device)
-        }
+        bounds: Tensor | None = bound.arguments.get("cu_seqlens")
+        # Stages of a pipeline are handed boundaries as [1, n].
+        bounds = None if bounds is None else bounds.flatten()
+        kwargs = kwargs | {"positions": positions_from(bounds, batch, whole, tokens.device)}
     return args, kwargs
 
 
