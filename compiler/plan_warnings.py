@@ -33,7 +33,19 @@ def _warnings(
             yield f"stage {stage.name} is tight: its upper bound exceeds the device's memory"
         yield from _idle(stage, blueprint)
     if blueprint.model.vision is not None:
-        yield "the vision tower is planned with its parameters and without images: stages are text"
+        yield _pictures(blueprint)
+    if blueprint.training.compile == "blocks":
+        yield "compiled blocks are planned as if they ran as they are: what they keep and take may be less"
+
+
+def _pictures(blueprint: Blueprint) -> str:
+    """How much of the vision tower's work the figures hold."""
+    training = blueprint.training
+    seeing = [stage.name for stage in training.stages if training.data.has_images(stage.mix)]
+    if not seeing:
+        return "the vision tower is planned with its parameters and without images: stages are text"
+    stages = f"stage{'s' if len(seeing) > 1 else ''} {', '.join(seeing)}"
+    return f"{stages}: memory and time are upper bounds, planned as if pictures filled every row"
 
 
 def _unproven(stages: Sequence[StagePlan], capability: Capability) -> Iterator[str]:

@@ -9,6 +9,8 @@ from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import ParameterTable, parameter_table
 from shipway.compiler.fabric import fabric
 from shipway.compiler.layouts import Space
+from shipway.compiler.operators.base import Limit
+from shipway.compiler.pictures import with_pictures
 from shipway.compiler.timing import Machine, machine
 from shipway.compiler.workload import Workload
 from shipway.schemas.blueprint import Blueprint
@@ -16,6 +18,8 @@ from shipway.schemas.calibration import Calibration
 from shipway.schemas.capability import CAPABILITY
 from shipway.schemas.layout import LayoutConstraints
 from shipway.schemas.training import PretrainStage
+
+UNCUT = Limit("tp", "one rank that a compiled block (training.compile) runs on", 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +60,7 @@ def problem(
 ) -> Problem:
     """The stage with the device's rates and the fabric; stages of one blueprint may share `parameters`."""
     cluster, model = blueprint.cluster, blueprint.model
+    work = with_pictures(work, model.vision, blueprint.training.data, stage.mix, stage.context)
     figures = calibration or default_calibration(cluster.device)
     rates = machine(cluster.device, figures, blueprint.training.precision.compute)
     experts = model.feed_forward.experts
@@ -70,7 +75,7 @@ def problem(
         layers=model.layers,
         experts=routed,
         tied=model.tied_embeddings,
-        limits=work.limits(),
+        limits=(*work.limits(), *([UNCUT] if blueprint.training.compile == "blocks" else [])),
         constraints=constraints(blueprint, stage),
         any_size=blueprint.training.objective == "cost",
         predictions=model.multi_token_prediction.depth if model.multi_token_prediction else 0,

@@ -42,6 +42,10 @@ class VisionTower(Operator):
     """Patch projection, learned position grid, encoder layers and final norm, over packed patches."""
 
     dims: VisionSchema
+    patches_per_token: int = 0
+    """Patches for each token of the micro-batch, where rows may be full of pictures (compiler.pictures)."""
+    patches_per_image: int = 0
+    """Patches of a picture in such rows."""
     block: str = "vision tower"
 
     @property
@@ -82,9 +86,10 @@ class VisionTower(Operator):
         )
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
-        dims, patches = self.dims, shard.patches
+        dims, patches = self.dims, patches_of(self, shard)
         element = patches * shard.element_bytes
-        images = patches / shard.patches_per_image
+        per_image = self.patches_per_image or shard.patches_per_image
+        images = patches / per_image
         # All layers are alike: one kernel of each sort stands for all of them, as groups of rows.
         rows, layers = patches, dims.layers
         return (
@@ -95,8 +100,8 @@ class VisionTower(Operator):
                 "vision attention",
                 images * layers,
                 dims.heads,
-                shard.patches_per_image,
-                shard.patches_per_image,
+                per_image,
+                per_image,
                 dims.head_width,
                 dims.head_width,
                 causal=False,
@@ -112,7 +117,7 @@ class VisionTower(Operator):
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         """plain: documents are gathered by length, so the core's output and the one in order both live."""
-        dims, patches = self.dims, shard.patches
+        dims, patches = self.dims, patches_of(self, shard)
         element = patches * shard.element_bytes
         plain = shard.implementation == "plain"
         channels, inner = self.channels * element, dims.inner_width * element
@@ -129,7 +134,7 @@ class VisionTower(Operator):
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        return 2 * shard.patches * self.dims.inner_width * shard.element_bytes
+        return 2 * patches_of(self, shard) * self.dims.inner_width * shard.element_bytes
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,8 @@ class Projector(Operator):
 
     dims: VisionSchema
     width: int
+    patches_per_token: int = 0
+    patches_per_image: int = 0
     block: str = "projector"
 
     @property
@@ -153,7 +160,7 @@ class Projector(Operator):
         )
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
-        tokens, inner = shard.patches / self.dims.merge**2, self.dims.projector_width
+        tokens, inner = patches_of(self, shard) / self.dims.merge**2, self.dims.projector_width
         element = tokens * inner * shard.element_bytes
         return (
             gemm("up", tokens, self.merged_width, inner),
@@ -162,8 +169,13 @@ class Projector(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        element = shard.patches / self.dims.merge**2 * shard.element_bytes
+        element = patches_of(self, shard) / self.dims.merge**2 * shard.element_bytes
         return (
             Saved("merged patches", element * self.merged_width),
             Saved("projector inner", 2 * element * self.dims.projector_width),
         )
+
+
+def patches_of(operator: VisionTower | Projector, shard: Shard) -> Number:
+    """Patches of a micro-batch on one rank: those given, and those that full rows would hold."""
+    return shard.patches + operator.patches_per_token * shard.tokens
