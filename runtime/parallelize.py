@@ -1,8 +1,9 @@
 """From a single-device model to this rank's part of it, in one fixed order.
 
-tp, ep, cp rewrite how modules compute; recomputation wraps what they have become; FSDP shards what is
-left; the pipeline's schedule stands around all. The model is built without memory, spread, and only
-then materialised and initialised, so that no rank ever holds more than its part.
+tp, ep, cp rewrite how modules compute; blocks are compiled if asked for; recomputation wraps what they
+have become; FSDP shards what is left; the pipeline's schedule stands around all. The model is built
+without memory, spread, and only then materialised and initialised, so that no rank ever holds more than
+its part.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from torch import nn
 
 from shipway.runtime.initialise import initialise
 from shipway.runtime.mesh import Mesh
+from shipway.runtime.parallel.compilation import apply_compilation
 from shipway.runtime.parallel.context import apply_context_parallel
 from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
 from shipway.runtime.parallel.expert import apply_expert_parallel
 from shipway.runtime.parallel.pipeline import Chunk, Pipeline, chunks_of, keep_chunk
 from shipway.runtime.parallel.recompute import apply_recompute
 from shipway.runtime.parallel.tensor import apply_tensor_parallel
-from shipway.schemas.training import Precision
+from shipway.schemas.training import Compilation, Precision
 
 
 @dataclass(frozen=True)
@@ -54,40 +56,49 @@ class ParallelModel:
         return {name: value for part in self.parts for name, value in part.state_dict().items()}
 
 
-def build_parallel_model(module: ModuleType, mesh: Mesh, precision: Precision, seed: int) -> ParallelModel:
+def build_parallel_model(
+    module: ModuleType, mesh: Mesh, precision: Precision, seed: int, compilation: Compilation = "none"
+) -> ParallelModel:
     """Instantiate `module.Model`, spread it by the mesh's layout, and initialise it from `seed`."""
     with torch.device("meta"):
         whole = module.Model()
     if mesh.size("pp") == 1:
-        return ParallelModel((_build_part(whole, mesh, precision, seed),), mesh)
+        return ParallelModel((_build_part(whole, mesh, precision, seed, compilation),), mesh)
     chunks = chunks_of(whole, mesh.layout, mesh.rank("pp"))
-    parts = tuple(_build_chunk(module, chunk, mesh, precision, seed) for chunk in chunks)
+    parts = tuple(_build_chunk(module, chunk, mesh, precision, seed, compilation) for chunk in chunks)
     pipeline = Pipeline(parts, chunks, mesh, DTYPES[precision.compute], whole.norm.weight.shape[0])
     return ParallelModel(parts, mesh, pipeline)
 
 
-def _build_chunk(module: ModuleType, chunk: Chunk, mesh: Mesh, precision: Precision, seed: int) -> nn.Module:
+def _build_chunk(
+    module: ModuleType, chunk: Chunk, mesh: Mesh, precision: Precision, seed: int, compilation: Compilation
+) -> nn.Module:
     with torch.device("meta"):
         model = module.Model()
     keep_chunk(model, chunk)
-    return _build_part(model, mesh, precision, seed)
+    return _build_part(model, mesh, precision, seed, compilation)
 
 
-def _build_part(model: nn.Module, mesh: Mesh, precision: Precision, seed: int) -> nn.Module:
+def _build_part(
+    model: nn.Module, mesh: Mesh, precision: Precision, seed: int, compilation: Compilation
+) -> nn.Module:
     """Spread a model (or chunk) on the meta device, and only then give it memory and values."""
     _set_master_dtype(model, precision)
-    parallelize(model, mesh, precision)
+    parallelize(model, mesh, precision, compilation)
     model.to_empty(device=mesh.device)
     initialise(model, seed)
     model.train()
     return model
 
 
-def parallelize(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+def parallelize(
+    model: nn.Module, mesh: Mesh, precision: Precision, compilation: Compilation = "none"
+) -> None:
     """Apply every axis of the mesh to a model on the meta device, in place and in order."""
     apply_tensor_parallel(model, mesh)
     apply_expert_parallel(model, mesh)
     apply_context_parallel(model, mesh)
+    apply_compilation(model, mesh.device, compilation, mesh.size("tp"))
     apply_recompute(model, mesh.layout.recompute)
     apply_fsdp(model, mesh, precision)
 

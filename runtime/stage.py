@@ -94,7 +94,7 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
     has_images = training.data.has_images(mix)
     check_model(layout, context.plan.blueprint.model, stage.context_tokens, has_images)
     mesh = build_mesh(layout, context.device, context.meshes)
-    model = build_parallel_model(context.module, mesh, training.precision, training.seed)
+    model = build_parallel_model(context.module, mesh, training.precision, training.seed, training.compile)
     optimizer = build_optimizer(
         model.named_parameters(),
         context.module.OPTIMIZER_GROUPS,
@@ -122,7 +122,8 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
 def _record_environment(context: Context, model: ParallelModel) -> None:
     parameters = model.count()
     if context.metrics:
-        context.run.write_environment(describe_environment(context.device) | {"parameters": parameters})
+        found = describe_environment(context.device, context.plan.blueprint.training.compile)
+        context.run.write_environment(found | {"parameters": parameters})
 
 
 def _open_loader(context: Context, stage: StagePlan, mesh: Mesh) -> Loader:

@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from shipway.schemas.training import Compilation
+
 OVERRIDE = "SHIPWAY_KERNELS"
 
 
@@ -59,11 +61,36 @@ PLAIN = {
 """The plain form of each operation."""
 
 
-def table(device_type: str | None = None) -> list[Choice]:
-    """What runs on `device_type` ("cuda" or "cpu"; by default CUDA where there is a GPU), and why."""
+BLOCKS = "model blocks"
+UNCOMPILED = {
+    "cpu": "compiling takes longer than a short run wins",
+    "cuda": "elementwise work is compiled already; whole blocks are not measured on a GPU yet",
+}
+"""Why `training.compile: auto` leaves blocks of the model as they are, device by device."""
+
+
+def table(device_type: str | None = None, compilation: Compilation = "auto") -> list[Choice]:
+    """What runs on `device_type` ("cuda" or "cpu"; by default CUDA where there is a GPU), and why.
+
+    `compilation` is the blueprint's `training.compile`.
+    """
     if device_type is None:
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    return list(_choices(device_type).values())
+    return [*_choices(device_type).values(), blocks(device_type, compilation)]
+
+
+def blocks(device_type: str, compilation: Compilation) -> Choice:
+    """Whether the model's blocks (attentions, gated units, vision layers) are compiled."""
+    if compilation == "auto":
+        why = f"{UNCOMPILED.get(device_type, 'not measured')}; training.compile: blocks compiles them"
+        return Choice(BLOCKS, "PyTorch", why)
+    implementation = "torch.compile" if compilation == "blocks" else "PyTorch"
+    return Choice(BLOCKS, implementation, f"training.compile: {compilation}")
+
+
+def compiles_blocks(device_type: str, compilation: Compilation) -> bool:
+    """Whether `blocks` chooses torch.compile."""
+    return blocks(device_type, compilation).implementation == "torch.compile"
 
 
 def chosen(operation: str, device_type: str) -> str:

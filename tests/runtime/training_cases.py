@@ -13,7 +13,7 @@ from shipway.runtime.optimizers import build_optimizer
 from shipway.runtime.parallelize import build_parallel_model
 from shipway.runtime.trainer import StepResult, Trainer
 from shipway.schemas.layout import Layout
-from shipway.schemas.training import AdamW, Muon, Optimizer, Precision
+from shipway.schemas.training import AdamW, Compilation, Muon, Optimizer, Precision
 from tests.templates.generated import load, variant
 
 SEQUENCES = 8
@@ -64,12 +64,13 @@ def make_trainer(
     model: str = "hybrid",
     seed: int = 3,
     pool: MeshPool | None = None,
+    compilation: Compilation = "none",
 ) -> Trainer:
     """A trainer of a small generated model under a layout, on this world of ranks."""
     options = optimizer or Muon()
     module = load(variant(model))
     mesh = build_mesh(layout, torch.device("cpu"), pool)
-    parallel = build_parallel_model(module, mesh, FP32, seed)
+    parallel = build_parallel_model(module, mesh, FP32, seed, compilation)
     built = build_optimizer(
         parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, FP32, torch.device("cpu"), mesh
     )
