@@ -201,6 +201,18 @@ def test_a_stage_that_would_lose_the_auxiliary_loss_refuses() -> None:
         first(tokens_of(model, 1, 4))
 
 
+def test_a_micro_batch_counts_the_auxiliary_losses_of_its_own_prediction_layers() -> None:
+    model = variant(AUXILIARY, multi_token_prediction={"depth": 1})
+    built, tokens = build(model), tokens_of(model, 2, 20)
+    gradients = []
+    for _ in range(2):  # the second would go backward through what the first left behind
+        built.zero_grad()
+        built(tokens, next_labels(tokens)).backward()
+        gradients.append([p.grad.clone() for p in built.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+
+
 @pytest.mark.parametrize("name", ["hybrid", AUXILIARY])
 def test_recomputation_changes_nothing_and_counts_no_token_twice(name: str) -> None:
     model = variant(name)
