@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.interchange.families import config_of
 from shipway.runtime.interchange.files import PublishedFolder
-from shipway.runtime.interchange.names import as_published, place_of
+from shipway.runtime.interchange.names import as_published, copies, place_of
 from shipway.schemas.model import Model
 
 INDIFFERENT = {
@@ -30,6 +30,8 @@ def published_tensors(state: Mapping[str, Tensor], model: Model) -> Iterator[tup
     for name, tensor in state.items():
         place = place_of(name, model)
         yield from zip(place.names, place.layout.pack(tensor), strict=True)
+    for theirs, ours in copies(model).items():
+        yield theirs, state[ours].clone()
 
 
 @torch.no_grad()
@@ -43,7 +45,8 @@ def take_weights(module: nn.Module, model: Model, published: PublishedFolder) ->
         raise Fatal("config.json is of another model than the blueprint\n  " + "\n  ".join(differing))
     state = module.state_dict()
     places = {name: place_of(name, model) for name in state}
-    wanted = {theirs for place in places.values() for theirs in place.names}
+    repeated = copies(model)
+    wanted = {theirs for place in places.values() for theirs in place.names} | set(repeated)
     there = {as_published(name): name for name in published.where}
     missing, left_over = sorted(wanted - set(there)), sorted(set(there) - wanted)
     if missing or left_over:
@@ -54,6 +57,9 @@ def take_weights(module: nn.Module, model: Model, published: PublishedFolder) ->
         if tensor.shape != target.shape:
             raise Fatal(f"{place.names[0]} gives {tuple(tensor.shape)}, {name} is {tuple(target.shape)}")
         target.copy_(tensor)
+    for theirs, ours in repeated.items():
+        if not torch.equal(published.read(there[theirs]).to(state[ours]), state[ours]):
+            raise Fatal(f"{theirs} is not {places[ours].names[0]} again: here prediction shares {ours}")
 
 
 def _counted(what: str, names: list[str]) -> str:

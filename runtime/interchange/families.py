@@ -1,7 +1,8 @@
 """Published families that a model may belong to: what they can hold, and what their config.json says.
 
-Checked against transformers' DeepseekV3 and KimiLinear, whose checkpoints these names are; Kimi K3's are
-those of its published tensors (arXiv 2607.24653 and its config.json), text part only.
+DeepSeek-V3's and Kimi Linear's are checked against transformers, whose checkpoints these names are;
+multi-token prediction, which transformers leaves out, follows DeepSeek-V3's published files. Kimi K3's names
+(text part only) are from notes on its published tensors and config.json, and not checked against a file.
 """
 
 from __future__ import annotations
@@ -72,8 +73,6 @@ def _any(model: Model) -> Iterator[str]:
         yield "dense layers do not all come first"
     if model.tied_embeddings:
         yield "embeddings are tied"
-    if model.multi_token_prediction is not None:
-        yield "multi-token prediction has no counterpart here"
     if model.vision is not None:
         yield "vision towers have no counterpart here"
 
@@ -103,6 +102,8 @@ def _not_deepseek_v3(model: Model) -> Iterator[str]:
 
 def _not_kimi(model: Model) -> Iterator[str]:
     yield from _any(model)
+    if model.multi_token_prediction is not None:
+        yield "multi-token prediction has no counterpart here"
     delta, latent = model.attention.delta, model.attention.latent
     if delta is None or "delta" not in model.attention_kinds():
         yield "it has no delta attention"
@@ -195,7 +196,7 @@ def _common(model: Model) -> dict[str, Any]:
 
 def _deepseek_v3(model: Model) -> dict[str, Any]:
     latent, experts = _parts(model)
-    position = latent.position
+    position, prediction = latent.position, model.multi_token_prediction
     assert position.kind == "rotary"
     config: dict[str, Any] = {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -208,7 +209,7 @@ def _deepseek_v3(model: Model) -> dict[str, Any]:
         "scoring_func": "sigmoid",
         "rope_theta": position.theta,
         "rope_interleave": True,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": prediction.depth if prediction else 0,
     }
     if position.yarn is not None:
         yarn = position.yarn

@@ -103,6 +103,19 @@ class RowVector:
 
 
 @dataclass(frozen=True)
+class OtherHalfFirst:
+    """A projection of two joined vectors, which are joined the other way round there."""
+
+    def pack(self, ours: Tensor) -> list[Tensor]:
+        """[D, 2 D] -> [D, 2 D]."""
+        return [ours.roll(ours.size(1) // 2, 1)]
+
+    def unpack(self, theirs: Sequence[Tensor]) -> Tensor:
+        """[D, 2 D] -> [D, 2 D]."""
+        return self.pack(theirs[0])[0]
+
+
+@dataclass(frozen=True)
 class InterleavedRotary:
     """Rotary rows in pairs (2i, 2i + 1), where ours are (i, i + R/2); a head's other rows come first."""
 

@@ -11,6 +11,7 @@ from shipway.runtime.interchange.layouts import (
     Broadcast,
     InterleavedRotary,
     OneChannel,
+    OtherHalfFirst,
     Padded,
     RowVector,
     Same,
@@ -75,7 +76,15 @@ EXPERT = {
     "kimi_linear": {"gate": "w1", "up": "w3", "down": "w2"},
     "kimi_k3": {"gate": "w1", "up": "w3", "down": "w2"},
 }
-
+PREDICTION = {
+    "hidden_norm": "hnorm",
+    "embedding_norm": "enorm",
+    "projection": "eh_proj",
+    "norm": "shared_head.norm",
+}
+"""DeepSeek-V3's multi-token prediction: layers after the last, with these around an ordinary layer."""
+PREDICTION_COPIES = {"embed_tokens.weight": "embed.weight", "shared_head.head.weight": "head.weight"}
+"""What each of those layers repeats of the model in published files."""
 
 _DENSE_IN_MOE = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj\.)")
 
@@ -100,12 +109,31 @@ def place_of(name: str, model: Model) -> Place:
     if name in WHOLE:
         layout: TensorLayout = RowVector() if name.endswith("query") else Same()
         return Place((prefix + WHOLE[name],), layout)
-    found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    found = re.fullmatch(r"(layers|prediction)\.(\d+)\.(.+)", name)
     if found is None:
         raise KeyError(name)
-    index, inner = int(found[1]), found[2]
-    place = _in_layer(inner, index, family, model)
+    index, inner = int(found[2]), found[3]
+    if found[1] == "prediction":
+        place = _in_prediction(inner, family, model)
+        index += model.layers
+    else:
+        place = _in_layer(inner, index, family, model)
     return Place(tuple(f"{prefix}model.layers.{index}.{theirs}" for theirs in place.names), place.layout)
+
+
+def copies(model: Model) -> dict[str, str]:
+    """Published names that repeat one of our tensors, which lies under a name of its own as well."""
+    prediction = model.multi_token_prediction
+    layers = range(model.layers, model.layers + (prediction.depth if prediction else 0))
+    return {f"model.layers.{i}.{theirs}": ours for i in layers for theirs, ours in PREDICTION_COPIES.items()}
+
+
+def _in_prediction(name: str, family: FamilyName, model: Model) -> Place:
+    """A layer like the model's last, and what joins and ends it."""
+    if name.startswith("layer."):
+        return _in_layer(name.removeprefix("layer."), model.layers - 1, family, model)
+    joined = name.startswith("projection")
+    return Place((_renamed(name, PREDICTION),), OtherHalfFirst() if joined else Same())
 
 
 def _in_layer(name: str, index: int, family: FamilyName, model: Model) -> Place:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ def kimi_k3(**changes) -> Model:
     )
 
 
+def deepseek_v3_predicting(**changes) -> Model:
+    return deepseek_v3(multi_token_prediction={"depth": 2}, **changes)
+
+
 FAMILIES = {"deepseek_v3": deepseek_v3, "kimi_linear": kimi_linear, "kimi_k3": kimi_k3}
 
 
@@ -78,10 +83,10 @@ def export(built: torch.nn.Module, model: Model, folder: Path, **options) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_export_then_import_gives_every_weight_back(family: str, tmp_path: Path) -> None:
-    model = FAMILIES[family]()
-    assert family_of(model) == family
+@pytest.mark.parametrize("make", [*FAMILIES.values(), deepseek_v3_predicting])
+def test_export_then_import_gives_every_weight_back(make: Callable[[], Model], tmp_path: Path) -> None:
+    model = make()
+    assert FAMILIES[family_of(model)].__name__ in make.__name__
     built = trained(model)
     published = open_folder(export(built, model, tmp_path, shard_bytes=20_000))
     assert (tmp_path / INDEX).exists()
@@ -128,6 +133,50 @@ def test_we_read_what_transformers_saves(family: str, tmp_path: Path) -> None:
         torch.testing.assert_close(built(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_further_prediction_is_published_as_layers_after_the_last(tmp_path: Path) -> None:
+    model = deepseek_v3_predicting()
+    built = trained(model)
+    tensors = dict(published_tensors(built.state_dict(), model))
+    ordinary = {
+        name.removeprefix("model.layers.4.") for name in tensors if name.startswith("model.layers.4.")
+    }
+    around = {"hnorm", "enorm", "eh_proj", "shared_head.norm", "shared_head.head", "embed_tokens"}
+    for index in (5, 6):  # the model has five layers
+        start = f"model.layers.{index}."
+        found = {name.removeprefix(start) for name in tensors if name.startswith(start)}
+        assert found == ordinary | {f"{name}.weight" for name in around}
+    # there the embedding comes first
+    x, following = torch.randn(2, 3, model.width).unbind()
+    ours = built.prediction[1].projection(torch.cat([x, following], -1))
+    theirs = torch.cat([following, x], -1) @ tensors["model.layers.6.eh_proj.weight"].T
+    torch.testing.assert_close(ours, theirs)
+    assert config_of(model)["num_nextn_predict_layers"] == 2
+
+
+def test_transformers_reads_all_but_further_prediction(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = deepseek_v3_predicting()
+    built = trained(model)
+    export(built, model, tmp_path)
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert all(name.startswith(("model.layers.5.", "model.layers.6.")) for name in report["unexpected_keys"])
+    tokens = tokens_of(model, 2, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(tokens).logits, built(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_a_prediction_with_a_head_of_its_own_is_refused(tmp_path: Path) -> None:
+    model = deepseek_v3_predicting()
+    tensors = dict(published_tensors(build(model).state_dict(), model))
+    tensors["model.layers.5.shared_head.head.weight"] = tensors["lm_head.weight"] + 1
+    write_folder(tmp_path, config_of(model), tensors.items())
+    with pytest.raises(Fatal, match=r"5\.shared_head\.head\.weight is not lm_head\.weight again"):
+        take_weights(load(model).Model(), model, open_folder(tmp_path))
+
+
 def test_k3_tensors_have_their_published_names(tmp_path: Path) -> None:
     model = kimi_k3()
     tensors = dict(published_tensors(build(model).state_dict(), model))
@@ -165,7 +214,7 @@ def test_k3_tensors_have_their_published_names(tmp_path: Path) -> None:
             deepseek_v3(norm_eps=1e-5, attention__latent__norm_eps=None),
             "latent norms have an epsilon of 1e-05",
         ),
-        (deepseek_v3(multi_token_prediction={"depth": 1}), "multi-token prediction"),
+        (kimi_linear(multi_token_prediction={"depth": 1}), "multi-token prediction"),
         (
             deepseek_v3(feed_forward__mix={"pattern": ["experts", "dense"], "tail": ["experts"]}),
             "dense layers",
