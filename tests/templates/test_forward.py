@@ -22,18 +22,21 @@ def document_bounds(*lengths: int) -> torch.Tensor:
 
 
 def reference_loss(model, weights, documents, labels) -> torch.Tensor:
-    """Loss of a list of documents, with the load-balancing loss of the batch where there is one."""
+    """Loss of a list of documents, with the load-balancing loss of every row where there is one."""
     reference = Reference(model, weights)
     loss = sum(reference.loss(tokens, targets) for tokens, targets in zip(documents, labels, strict=True))
     experts = model.feed_forward.experts
     if experts is not None and experts.balancing.kind == "auxiliary":
-        counted = sum(int((targets != -100).sum()) for targets in labels)
-        for routed in reference.routed.values():  # Switch Transformer, 2101.03961, Eq. 4 to 6
-            load = torch.zeros(experts.routed, dtype=torch.float64)
-            for _, chosen in routed:
-                load[chosen] += 1 / (len(routed) * experts.active)
-            mean = sum(scores / scores.sum() for scores, _ in routed) / len(routed)
-            loss = loss + experts.balancing.weight * counted * experts.routed * (load * mean).sum()
+        for routed in reference.routed.values():  # Switch Transformer, 2101.03961, Eq. 4 to 6, of every row
+            rest = iter(routed)
+            for targets in labels:
+                row = list(itertools.islice(rest, len(targets)))
+                load = torch.zeros(experts.routed, dtype=torch.float64)
+                for _, chosen in row:
+                    load[chosen] += 1 / (len(row) * experts.active)
+                mean = sum(scores / scores.sum() for scores, _ in row) / len(row)
+                counted = int((targets != -100).sum())
+                loss = loss + experts.balancing.weight * counted * experts.routed * (load * mean).sum()
     return loss
 
 

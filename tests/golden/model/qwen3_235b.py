@@ -333,7 +333,7 @@ class Model(nn.Module):
         output = self.read_out(self.norm(x), labels)
         if labels is None:
             return output
-        counted = (labels != -100).sum(1).float()  # [B]
+        counted = (labels != -100).sum(1).to(output.dtype)  # [B]
         for module in self.modules():
             if isinstance(module, Router) and module.auxiliary_loss is not None:
                 output = output + AUXILIARY_WEIGHT * counted @ module.auxiliary_loss
