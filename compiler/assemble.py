@@ -33,6 +33,7 @@ CATEGORY = {
     "gradients, whole until the last micro-batch": "gradients",
     "optimizer state": "optimizer",
     "moving average of weights": "optimizer",
+    "routers' counters": "parameters",
     "kept activations": "activations",
     "temporaries of one layer": "scratch",
     "gradients of hidden states": "scratch",
@@ -52,6 +53,7 @@ NOTES = {
     "libraries and kernels' modules": "assumed; measured once per device",
     "communicators": "NCCL buffers, one communicator per group of more than one rank",
     "allocator rounding and fragmentation": "reserved over allocated, with expandable segments",
+    "routers' counters": "loads, and margins for quantile balancing",
     "optimizer temporaries": "foreach temporaries and the largest matrix being orthogonalised",
 }
 
@@ -125,7 +127,8 @@ def time_items(chosen: Chosen) -> tuple[TimeItem, ...]:
         "recomputation": f"policy: {RECOMPUTE[int(chosen.candidate.recompute[0])]}; loss head's logits",
         "expert products": f"busiest expert-parallel rank at "
         f"{float(chosen.shared.cells.imbalance[0]):.2f} of the mean load",
-        "expert all-to-all": "not hidden under compute",
+        "optimizer": "norm, clipping, update, Muon's exchanges, sums of routers' counters",
+        "expert all-to-all": "dispatch under the shared experts, where there are any",
         "tensor-parallel collectives": "not hidden under compute",
         "context-parallel collectives": "not hidden under compute",
     }
@@ -186,7 +189,8 @@ def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
     assert best is not None
     step, peak, upper = found.step_seconds, found.peak_bytes, found.upper_bytes
     entries: list[Alternative] = []
-    for index in found.order[1:RUNNERS_UP]:
+    others = found.order[found.order != best]
+    for index in others[: RUNNERS_UP - 1]:
         entries.append(_alternative(found, int(index), _why_worse(found, int(index))))
     capacity = problem.capacity_bytes
     faster = np.flatnonzero((step < step[best]) & (upper > capacity))
@@ -211,5 +215,7 @@ def _why_worse(found: Found, index: int) -> str:
     ratio = float(found.step_seconds[index] / found.step_seconds[found.best])
     if ratio > 1.0005:
         return f"{100 * (ratio - 1):.1f} % slower"
+    if ratio < 0.9995:
+        return f"{100 * (1 - ratio):.1f} % faster a step, dearer to go to or on from"
     more = found.peak_bytes[index] > found.peak_bytes[found.best]
     return "as fast, needs more memory" if more else "as fast to 0.05 %, needs less memory"

@@ -12,7 +12,7 @@ from shipway.compiler.provenance import dotted, shown
 from shipway.schemas.base import Schema
 from shipway.schemas.blueprint import Blueprint
 
-PASSES = ("compose", "validate", "lower", "fabric", "enumerate", "search", "assemble", "seal")
+PASSES = ("compose", "validate", "lower", "fabric", "enumerate", "search", "sequence", "assemble", "seal")
 """As `compiler/pipeline.py` lists them; a test holds the two together."""
 
 DEEPEST = 6

@@ -25,7 +25,7 @@ from shipway.compiler.memory import (
     peaks,
 )
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, step_time
+from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, counters, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
 from shipway.compiler.v_memory import v_kept
@@ -123,6 +123,7 @@ def _chunk_states(chunked: Chunked) -> ChunkStates:
         largest_row_gathered=chunked.max(states.gathered_bytes[:, sharding]),
         largest_row_numel=chunked.max(states.whole_numel[:, sharding]),
         largest_matrix=chunked.max(states.largest_matrix[:, sharding]),
+        counters=chunked.sum(counters(chunked)),
     )
 
 

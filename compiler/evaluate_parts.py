@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shipway.compiler.communication import Network
 from shipway.compiler.fabric import Path, path
 from shipway.compiler.layouts import RECOMPUTE
-from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, flops, forward_flops
+from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Transfer, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.workload import Workload
 from shipway.schemas.model import Experts
@@ -159,6 +159,7 @@ class _Stack:
     compute: Floats
     recompute: Floats
     transfer: Floats
+    repeated: Floats
     launches: Floats
     saved: Floats
     scratch: Floats
@@ -171,7 +172,19 @@ class _Stack:
     def leading() -> tuple[tuple[int, ...], ...]:
         """Leading axes of each field."""
         policies = (POLICIES,)
-        return (2, len(CATEGORIES)), policies, (2, len(AXES)), (), policies, (), (), policies, (), ()
+        return (
+            (2, len(CATEGORIES)),
+            policies,
+            (2, len(AXES)),
+            policies,
+            (),
+            policies,
+            (),
+            (),
+            policies,
+            (),
+            (),
+        )
 
 
 def _fill(
@@ -205,7 +218,16 @@ def _fill(
     each.scratch[position] += operator.scratch_bytes(shard)
     for transfer in operator.transfers(shard):
         seconds = network.seconds_on(places[transfer.axis], transfer.collective, transfer.bytes)
+        seconds = np.maximum(seconds * transfer.calls - seconds_under(transfer, machine), 0.0)
         each.transfer[PHASES.index(transfer.phase), AXES.index(transfer.axis), position] += seconds
+        for policy, name in enumerate(RECOMPUTE):
+            each.repeated[policy, position] += seconds * transfer.repeats(name)
+
+
+def seconds_under(transfer: Transfer, machine: Machine) -> Number:
+    """Seconds of the work that the runtime does while something travels."""
+    times = [kernel_time(kernel, machine) for kernel in transfer.under]
+    return sum((t.forward if transfer.phase == "forward" else t.backward for t in times), 0.0)
 
 
 def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine: Machine) -> PartCosts:
@@ -223,8 +245,7 @@ def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine:
 
     compute, transfer = rows(each.compute), rows(each.transfer)
     recompute, saved = policies(each.recompute), policies(each.saved)
-    full = RECOMPUTE.index("full")
-    # A recomputed part keeps its own input; one that is recomputed whole repeats its forward collectives.
+    # A recomputed part keeps its own input, and repeats the collectives of its forward.
     hidden = np.broadcast_to(
         np.asarray(shard.local_tokens * work.width * shard.element_bytes, dtype=float), each.scratch.shape[1:]
     )
@@ -233,7 +254,7 @@ def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine:
         saved[policy] += states[:, None] * hidden
     forward = compute[0].sum(axis=0) + transfer[0].sum(axis=0)
     backward = compute[1].sum(axis=0) + transfer[1].sum(axis=0) + recompute
-    backward[full] += np.where(recomputable, transfer[0].sum(axis=0), 0.0)
+    backward = backward + np.where(recomputable, rows(each.repeated), 0.0)
     issue = rows(each.launches) * machine.efficiency.host_seconds
     waits_forward = np.maximum(issue - forward, 0.0)
     waits_backward = np.maximum(1.5 * issue - backward, 0.0)

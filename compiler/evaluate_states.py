@@ -1,8 +1,7 @@
 """Parameters, gradients and optimizer states of each row, for every way of sharding them.
 
-A *sharding* is a (tp, ep, dense group, expert group): FSDP shards what tensor and expert parallel leave,
-along the first dimension (experts: along the second when there are fewer local experts than ranks), and
-pads every shard to the largest (torch.distributed.fsdp.fully_shard).
+A *sharding* is a (tp, ep, dense group, expert group): FSDP shards what tensor and expert parallel leave
+(held.py), and pads every shard of dimension 0 to the largest (torch.distributed.fsdp.fully_shard).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.communication import Network
+from shipway.compiler.held import is_whole_vector
 from shipway.compiler.operators.base import Parameter
 from shipway.compiler.workload import Workload
 from shipway.schemas.training import Muon, Training
@@ -70,6 +70,8 @@ class StateCosts:
     """[rows, shardings]: of the shard, what AdamW updates."""
     muon_numel: Floats
     """[rows, shardings]: of the shard, what Muon updates."""
+    exchanged_numel: Floats
+    """[rows, shardings]: of these, what goes to the owner of a matrix that its ranks cut, and back."""
     muon_flops: Floats
     """[rows, shardings]: Newton-Schulz work of one rank, matrices dealt out over the shards' owners."""
     largest_matrix: Floats
@@ -126,6 +128,8 @@ class ParameterTable:
     over_tp: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
     """Whether tensor parallel cuts dimension 0, dimension 1."""
     expert: npt.NDArray[np.bool_]
+    whole: npt.NDArray[np.bool_]
+    """Whether FSDP leaves it whole."""
     width: Floats
     """[tensors, 1]: bytes of an element as gathered."""
     trained: Floats
@@ -172,6 +176,7 @@ def parameter_table(work: Workload, training: Training) -> ParameterTable:
             flags(lambda p: p.sharding == "row"),
         ),
         expert=flags(lambda p: p.sharding == "expert"),
+        whole=flags(is_whole_vector),
         width=column(4 if p.fp32 else sizes.compute for p in kept),
         trained=column(p.optimizer != "none" for p in kept),
         by_muon=column(muon and p.optimizer == "muon" for p in kept),
@@ -193,11 +198,11 @@ def state_costs(
     t, tp, ep = table, shardings.tp.astype(float), shardings.ep.astype(float)
     first = t.first / np.where(t.over_tp[0], tp, np.where(t.expert, ep, 1.0))
     second = t.second / np.where(t.over_tp[1], tp, 1.0)
-    ranks = np.where(t.expert, shardings.expert, shardings.dense).astype(float)
+    ranks = np.where(t.expert, shardings.expert, np.where(t.whole, 1, shardings.dense)).astype(float)
     local = first * second * t.rest
-    padding = np.ceil(first / ranks) * ranks / first
-    along_second = np.ceil(second / ranks) * ranks / second
-    padded = local * np.where(t.expert & (first < ranks), along_second, padding)
+    # What tp or ep has split along dimension 0, and small stacks of experts, are only shared evenly.
+    evenly = (t.over_tp[0] & (tp > 1)) | (t.expert & ((ep > 1) | (first < ranks)))
+    padded = np.where(evenly, local, local * np.ceil(first / ranks) * ranks / first)
     shard = padded / ranks * t.trained
 
     def rows(per_tensor: Floats, only: Floats | None = None) -> Floats:
@@ -219,6 +224,7 @@ def state_costs(
         shard_numel=rows(shard),
         adamw_numel=rows(shard, 1 - t.by_muon),
         muon_numel=rows(shard, t.by_muon),
+        exchanged_numel=rows(shard * _is_cut(t, first, second, ranks, tp, ep), t.by_muon),
         # Matrices of all parameters are dealt out together, so that owners' work evens out.
         muon_flops=rows(work / ranks),
         largest_matrix=np.where(t.occurs[:, :, None] > 0, matrix[None], 0.0).max(axis=1),
@@ -229,6 +235,21 @@ def state_costs(
         if seconds
         else zero,
     )
+
+
+def _is_cut(
+    t: ParameterTable, first: Floats, second: Floats, ranks: Floats, tp: Floats, ep: Floats
+) -> npt.NDArray[np.bool_]:
+    """Whether Muon's matrices lie on several ranks: heads that FSDP cuts, matrices, slices of experts.
+
+    Experts that FSDP shards along dimension 0 lie whole on their ranks.
+    """
+    part = np.ceil(first / ranks)
+    unit = np.where(t.head_rows > 0, t.head_rows, t.first)
+    whole = (first % unit == 0) & ((part >= first) | (part % unit == 0)) & ~(t.over_tp[1] & (tp > 1))
+    along_first = (first % ranks == 0) | ((ep == 1) & (first >= ranks))
+    cut: npt.NDArray[np.bool_] = np.where(t.expert, ~along_first, ~whole)
+    return cut
 
 
 def _both_groups(

@@ -78,8 +78,9 @@ def find_each(words: list[str]) -> tuple[list[Code | Term | FieldWords], list[st
 
 
 def _folded(name: str) -> str:
-    """A name as it is compared: case, `_` and `-` make no difference, a degree (`FSDP64`) neither."""
-    plain = name.lower().replace("_", " ").replace("-", " ")
+    """A name as it is compared: case, `_` and `-` make no difference, a degree (`FSDP64`) neither, nor that
+    a collective is issued again."""
+    plain = re.sub(r"(, again| to watch)$", "", name.lower().replace("_", " ").replace("-", " "))
     return re.sub(r"^(pp|vp|dp|fsdp|cp|tp|ep)\s*\d+$", r"\1", plain)
 
 

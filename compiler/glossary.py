@@ -147,6 +147,7 @@ _TERMS = (
 
 def terms() -> dict[str, Term]:
     """All terms by name."""
+    from shipway.compiler.glossary_collectives import COLLECTIVE_TERMS
     from shipway.compiler.glossary_tables import TABLE_TERMS
 
-    return {term.name: term for term in (*_TERMS, *TABLE_TERMS)}
+    return {term.name: term for term in (*_TERMS, *TABLE_TERMS, *COLLECTIVE_TERMS)}

@@ -5,15 +5,6 @@ from __future__ import annotations
 from shipway.compiler.glossary import Term
 
 _SHARDED = "Shard over more ranks: data_parallel_shard, tensor, pipeline or expert parallel."
-_CUT_BLOCKS = (
-    "delta attention",
-    "latent attention",
-    "grouped attention",
-    "feed-forward",
-    "embedding",
-    "head",
-)
-
 TABLE_TERMS = (
     # Judging a plan
     Term(
@@ -84,6 +75,16 @@ TABLE_TERMS = (
         "moving average of weights",
         "Their exponential moving average in fp32 (training.ema), sharded as the weights are.",
         "training.ema=null; sharding over more ranks.",
+    ),
+    Term(
+        "gradients of matrices' outputs",
+        "What zbv and dualpipev keep between the two parts of backward, for the weights' gradients.",
+        "schedule: 1f1b or interleaved_1f1b; recomputation, with which backward stays whole.",
+    ),
+    Term(
+        "routers' counters",
+        "Loads of the experts, and the margins that quantile balancing takes its biases from.",
+        "balancing.bins; pipeline ranks.",
     ),
     Term("gradients, sharded", "Summed gradients of the rank's own shard of the weights.", _SHARDED),
     Term(
@@ -162,45 +163,6 @@ TABLE_TERMS = (
     Term("ring or tree", "A ring, or a tree where latency counts more than bandwidth.", aliases=("tree",)),
     Term("pairwise", "Each rank exchanges directly with each other rank."),
     Term("point to point", "One rank sends to one other."),
-    Term("dense parameters", "FSDP gathers the weights of a layer outside its routed experts."),
-    Term("expert parameters", "FSDP gathers the weights of a layer's routed experts."),
-    Term("gradients of dense parameters", "FSDP sums and shards the gradients of dense parameters."),
-    Term("gradients of expert parameters", "FSDP sums and shards the gradients of expert parameters."),
-    Term("gradient shards between replicas", "Replicas sum their gradients, once a step."),
-    Term("hidden states and their gradients", "What pipeline ranks hand over, forward and backward."),
-    Term("dispatch", "Tokens travel to the ranks of their experts.", aliases=("dispatch gradient",)),
-    Term("combine", "The experts' results travel back to the tokens' ranks.", aliases=("combine gradient",)),
-    Term("loss statistics", "Maximum and sum of the logits, over ranks that share the vocabulary."),
-    Term(
-        "block input and output",
-        "Tensor parallel gathers the sequence before a block and reduces its result after it; backward "
-        "does the same with gradients.",
-        aliases=tuple(
-            f"{block} {end}{gradient}"
-            for block in _CUT_BLOCKS
-            for end in ("input", "output")
-            for gradient in ("", " gradient")
-        ),
-    ),
-    Term(
-        "delta state",
-        "Context parallel: the state that a rank's slice of the sequence hands to those after it.",
-        aliases=("delta state gradient",),
-    ),
-    Term(
-        "keys and values",
-        "Context parallel: each rank gathers what the others' tokens offer to attention.",
-        aliases=(
-            "key and value gradients",
-            "key-value latents",
-            "key-value latent gradients",
-        ),
-    ),
-    Term(
-        "convolution halo",
-        "Context parallel: last tokens of the slice before, which a short convolution reaches back to.",
-        aliases=("convolution halo gradient",),
-    ),
     # Blocks of the model
     Term(
         "delta attention",

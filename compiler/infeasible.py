@@ -94,11 +94,15 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
         lambda v: v == 1 or not space.predictions,
         "the runtime runs multi-token prediction on whole rows and whole models only",
     )
+    images = (
+        lambda v: v == 1 or not space.images,
+        "the runtime trains on images with data and expert parallel only, and this stage's data has images",
+    )
     match field:
         case "tensor_parallel":
             rules = [dividing(x.value, f"the {x.what}") for x in space.limits if x.axis == "tp"]
             rules.append(dividing(space.context, "the sequence, which sequence parallel cuts"))
-            return devices, rules
+            return devices, [*rules, images]
         case "context_parallel":
             halves = (
                 lambda v: v == 1 or space.context % (2 * v) == 0,
@@ -108,7 +112,11 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
                 lambda v: v == 1 or context_slices(space.context, v),
                 f"a slice must be a whole number of {CONTEXT_MULTIPLE}-token chunks",
             )
-            return devices, [halves, slices, predictions]
+            heads = (
+                lambda v: v == 1 or space.constraints.delta_context != "heads" or space.delta_heads % v == 0,
+                f"delta_context heads deals out the {space.delta_heads} delta-attention heads over them",
+            )
+            return devices, [halves, slices, heads, predictions, images]
         case "expert_parallel":
             if not space.experts:
                 return [1], [(lambda v: v == 1, "the model has no routed experts")]
@@ -119,7 +127,7 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
                 lambda v: v == 1 or not space.tied,
                 "the head shares the embedding's table, which would stand on two pipeline ranks",
             )
-            return anything[: space.layers], [layers, tied, predictions]
+            return anything[: space.layers], [layers, tied, predictions, images]
         case "virtual_stages":
             most = space.capability.virtual_stages
             return range(1, most + 1), [
@@ -231,6 +239,13 @@ def _headline(space: Space, held: dict[str, int]) -> str:
         return (
             f"expert_parallel {experts} does not divide its region of {region} ranks"
             " (data_parallel_shard x context_parallel x tensor_parallel)"
+        )
+    tensor, ranks = held.get("tensor_parallel", 1), held.get("data_parallel_shard", 0)
+    ranks *= held.get("context_parallel", 1)
+    if ranks and (block := space.split.obstacle(tensor, ranks)):
+        return (
+            f"{ranks} FSDP ranks (data_parallel_shard x context_parallel) cannot share evenly the {block}"
+            f" block that tensor_parallel {tensor} leaves"
         )
     if pp * held.get("virtual_stages", 1) > space.layers:
         return f"{pp} x {held['virtual_stages']} model chunks need as many layers, there are {space.layers}"

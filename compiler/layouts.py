@@ -1,10 +1,10 @@
 """The legal layouts of a training stage, as arrays.
 
-Legal means: the runtime can run it (schemas/capability.py), every division comes out even, and no more
-devices are used than there are. Pipeline, context and tensor degrees divide the number of devices;
-tensor parallel stays inside the scale-up domain; data parallel divides the sequences of a step. A layout
-that leaves more than half of the devices idle is only offered when none uses more, or when cost is the
-objective.
+Legal means: the runtime can run it (schemas/capability.py), every division comes out even, FSDP can share
+what tensor and expert parallel leave (held.py), and no more devices are used than there are. Pipeline,
+context and tensor degrees divide the number of devices; tensor parallel stays inside the scale-up domain;
+data parallel divides the sequences of a step. A layout that leaves more than half of the devices idle is
+only offered when none uses more, or when cost is the objective.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.operators.base import Limit
+from shipway.compiler.held import UNSPLIT, Split
+from shipway.compiler.operators.base import Limit, Number
 from shipway.compiler.v_orders import least_micro_batches
 from shipway.schemas.capability import CAPABILITY, Capability
 from shipway.schemas.layout import V_SHAPED, Layout, LayoutConstraints, Recompute, Schedule, Zero
@@ -51,6 +52,12 @@ class Space:
     constraints: LayoutConstraints
     any_size: bool = False
     """Whether layouts that leave most devices idle are of interest."""
+    images: bool = False
+    """Whether rows have images, which the runtime trains on without tp, cp and pp only."""
+    split: Split = UNSPLIT
+    """Shapes that FSDP must be able to share."""
+    delta_heads: int = 0
+    """Heads of delta attention, 0 without."""
     predictions: int = 0
     """Multi-token prediction layers, which no pipeline or slice of a row can hold."""
     capability: Capability = CAPABILITY
@@ -176,6 +183,8 @@ def limit_allows(limits: Sequence[Limit], axis: str, degree: int) -> bool:
 
 def tensor_allowed(space: Space, degree: int) -> bool:
     """Whether a tensor-parallel degree divides all that it must."""
+    if space.images and degree > 1:
+        return False
     return limit_allows(space.limits, "tp", degree) and space.context % degree == 0
 
 
@@ -184,8 +193,15 @@ def context_allowed(space: Space, degree: int) -> bool:
     if degree == 1:
         return True
     return (
-        not space.predictions and space.context % (2 * degree) == 0 and context_slices(space.context, degree)
+        not (space.predictions or space.images)
+        and space.context % (2 * degree) == 0
+        and context_slices(space.context, degree)
     )
+
+
+def delta_heads_allowed(space: Space, cp: Number, tp: Number) -> Number:
+    """Whether the heads of delta attention can be dealt out over context- and tensor-parallel ranks."""
+    return space.delta_heads % (cp * tp) == 0
 
 
 def context_slices(context: int, degree: int) -> bool:
@@ -195,7 +211,8 @@ def context_slices(context: int, degree: int) -> bool:
 
 def pipeline_allowed(space: Space, degree: int) -> bool:
     """Whether every pipeline rank has a layer, and nothing would have to stand on two of them."""
-    return degree == 1 or (degree <= space.layers and not space.tied and not space.predictions)
+    whole = space.tied or space.predictions or space.images
+    return degree == 1 or (degree <= space.layers and not whole)
 
 
 def legal_tensor(space: Space) -> list[int]:
@@ -247,8 +264,8 @@ def splits(space: Space, cores: Candidates) -> tuple[Candidates, IntArray]:
         levels = degrees(space.constraints.zero, zeros[pp > 1])
         rows += [
             (index, mesh[1], mesh[2], zero)
-            for mesh in _splits(space.constraints, pp, data, cp, tp)
-            if mesh[2] * cp * tp % ep == 0
+            for mesh in _splits(space, pp, data, cp, tp)
+            if expert_allowed(space, ep, mesh[2] * cp * tp)
             for zero in levels
         ]
     which, replicate, shard, zero = np.array(rows, dtype=np.int64).reshape(-1, 4).T
@@ -268,34 +285,44 @@ def legal_meshes(space: Space, *, widest: bool = False, experts: bool = True) ->
     if not space.any_size and len(meshes):
         world = meshes.prod(axis=1)
         meshes = meshes[2 * world > min(space.devices, 2 * world.max() - 1)]
-    return _with_experts(space, meshes) if experts else meshes
+    return _with_experts(space, meshes, widest) if experts else meshes
 
 
 def count_layouts(space: Space) -> int:
     """Number of legal layouts, without listing them.
 
     What follows a mesh depends on pp and data alone; the splits of data parallel and the expert degrees
-    depend on data and cp x tp alone.
+    depend on data, cp and tp alone.
     """
     table = legal_meshes(space, widest=True, experts=False)
     if not len(table):
         return 0
-    pp, data, inner = table[:, 0], table[:, 1] * table[:, 2], table[:, 3] * table[:, 4]
+    pp, data = table[:, 0], table[:, 1] * table[:, 2]
     ones = np.ones_like(pp)
     keys = np.unique(np.column_stack([pp, data]), axis=0)
     probe = np.column_stack([keys[:, 0], ones[: len(keys)], keys[:, 1], *[ones[: len(keys)]] * 3])
     rest = _with_policies(space, _with_schedules(space, _with_micro_batches(space, probe)))
     found, following = np.unique(rest[:, [0, 2]], axis=0, return_counts=True)
     after = {tuple(key): int(n) for key, n in zip(found.tolist(), following, strict=True)}
-    degrees_of = expert_degrees(space)
+    meshes, which = np.unique(np.column_stack([data, table[:, 3:5]]), axis=0, return_inverse=True)
+    before = _count_splits(space, meshes)[which.reshape(-1)]
+    follows = [after.get(key, 0) for key in zip(pp.tolist(), data.tolist(), strict=True)]
+    return int(before @ np.array(follows))
 
-    @cache
-    def before(data: int, inner: int) -> int:
-        shards = [mesh[2] for mesh in _splits(space.constraints, 1, data, 1, 1)]
-        return sum(shard * inner % ep == 0 for shard in shards for ep in degrees_of)
 
-    rows = zip(pp.tolist(), data.tolist(), inner.tolist(), strict=True)
-    return sum(before(d, i) * after.get((p, d), 0) for p, d, i in rows)
+def _count_splits(space: Space, meshes: IntArray) -> IntArray:
+    """Ways to split data parallel and to choose an expert degree, for rows of (data, cp, tp)."""
+    rows = [
+        (index, mesh[2] * cp * tp)
+        for index, (data, cp, tp) in enumerate(meshes.tolist())
+        for mesh in _splits(space, 1, data, cp, tp)
+    ]
+    which, region = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    counts = np.zeros(len(meshes), dtype=np.int64)
+    for degree in expert_degrees(space):
+        allowed = experts_allowed(space, np.full_like(region, degree), region)
+        counts += np.bincount(which[allowed], minlength=len(meshes))
+    return counts
 
 
 def expert_degrees(space: Space) -> list[int]:
@@ -328,12 +355,13 @@ def _partial(table: IntArray) -> Candidates:
 
 def _meshes(space: Space, widest: bool = False) -> IntArray:
     """Rows of (pp, replicate, shard, cp, tp)."""
-    pins = space.constraints
     batch_divisors = divisors(space.sequences)
     rows = []
     for tp in legal_tensor(space):
         for cp in legal_context(space):
             if space.context % (cp * tp) or tp * cp > space.devices:
+                continue
+            if space.constraints.delta_context == "heads" and not delta_heads_allowed(space, cp, tp):
                 continue
             for pp in legal_pipeline(space):
                 room = space.devices // (pp * cp * tp)
@@ -343,20 +371,24 @@ def _meshes(space: Space, widest: bool = False) -> IntArray:
                     world = pp * cp * tp * data
                     if world % space.devices_per_node and space.devices_per_node % world:
                         continue
-                    rows += (
-                        _splits(pins, pp, data, cp, tp)[-1:] if widest else _splits(pins, pp, data, cp, tp)
-                    )
+                    split = _splits(space, pp, data, cp, tp)
+                    rows += split[-1:] if widest else split
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def _splits(pins: LayoutConstraints, pp: int, data: int, cp: int, tp: int) -> list[tuple[int, ...]]:
+def _splits(space: Space, pp: int, data: int, cp: int, tp: int) -> list[tuple[int, ...]]:
     """Ways to divide data parallel into replicas and shards, the most shards last."""
+    pins = space.constraints
     if pins.data_parallel_shard is not None:
         shards = [s for s in (pins.data_parallel_shard,) if data % s == 0]
     else:
         shards = list(divisors(data))
     pinned = pins.data_parallel_replicate
-    return [(pp, data // s, s, cp, tp) for s in shards if pinned is None or data // s == pinned]
+    return [
+        (pp, data // s, s, cp, tp)
+        for s in shards
+        if (pinned is None or data // s == pinned) and space.split.shares_dense(tp, s * cp)
+    ]
 
 
 def _cross(table: IntArray, options: Sequence[tuple[int, ...]], width: int) -> IntArray:
@@ -365,11 +397,34 @@ def _cross(table: IntArray, options: Sequence[tuple[int, ...]], width: int) -> I
     return np.hstack([np.repeat(table, len(right), axis=0), np.tile(right, (len(table), 1))])
 
 
-def _with_experts(space: Space, table: IntArray) -> IntArray:
+def _with_experts(space: Space, table: IntArray, widest: bool) -> IntArray:
     table = _cross(table, [(degree,) for degree in expert_degrees(space)], 1)
     region = table[:, 2] * table[:, 3] * table[:, 4]
-    divisible: IntArray = table[region % table[:, 5] == 0]
-    return divisible
+    allowed = experts_allowed(space, table[:, 5], region)
+    if widest:
+        # Where the widest split will not do, a narrower one may.
+        for row in np.flatnonzero(~allowed & (region >= table[:, 5])):
+            pp, replicate, shard, cp, tp, ep = table[row].tolist()
+            for mesh in reversed(_splits(space, pp, replicate * shard, cp, tp)):
+                if expert_allowed(space, ep, mesh[2] * cp * tp):
+                    table[row, :5], allowed[row] = mesh, True
+                    break
+    legal: IntArray = table[allowed]
+    return legal
+
+
+def expert_allowed(space: Space, degree: int, region: int) -> bool:
+    """Whether an expert degree divides its region of dp_shard x cp x tp, and FSDP can share the rest."""
+    return region % degree == 0 and space.split.shares_experts(degree, region // degree)
+
+
+def experts_allowed(space: Space, degrees: IntArray, region: IntArray) -> npt.NDArray[np.bool_]:
+    """`expert_allowed` of each entry."""
+    divides: npt.NDArray[np.bool_] = region % degrees == 0
+    pairs, which = np.unique(np.column_stack([degrees, region]), axis=0, return_inverse=True)
+    shared = np.array([expert_allowed(space, degree, ranks) for degree, ranks in pairs.tolist()], dtype=bool)
+    result: npt.NDArray[np.bool_] = divides & shared[which.reshape(-1)]
+    return result
 
 
 def _with_micro_batches(space: Space, table: IntArray) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +12,21 @@ import numpy.typing as npt
 from shipway.compiler.chunked import groups_of, handed_over
 from shipway.compiler.communication import algorithm
 from shipway.compiler.evaluate import Group
-from shipway.compiler.evaluate_parts import axis_paths
+from shipway.compiler.evaluate_parts import seconds_under
 from shipway.compiler.fabric import path
+from shipway.compiler.held import Degrees
 from shipway.compiler.layouts import RECOMPUTE, Candidates
-from shipway.compiler.operators.base import Operator, Transfer
+from shipway.compiler.ledger_states import ChunkStates, chunk_states
+from shipway.compiler.ledger_step import once_a_step
+from shipway.compiler.operators.base import Operator, Shard
+from shipway.compiler.operators.latent_attention import LatentAttention
+from shipway.compiler.operators.router import Router
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import EXPOSED, replicate_seconds, send_seconds
+from shipway.compiler.step_time import EXPOSED
 from shipway.compiler.tables import Tables
+from shipway.schemas.layout import Recompute
 from shipway.schemas.plan import Collective
+from shipway.schemas.training import Muon
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,7 +40,7 @@ class Chosen:
     shared: Tables
     group: Group
 
-    @property
+    @cached_property
     def busiest(self) -> int:
         """Pipeline rank with the most work."""
         parts, cell = self.shared.parts, self.shared.cell_of[0]
@@ -48,9 +56,42 @@ class Chosen:
         rows: Floats = counts.sum(axis=0)[self.busiest]
         return rows
 
+    @property
+    def columns_on_busiest(self) -> tuple[int, ...]:
+        """Columns of the busiest rank's chunks (see `chunked`)."""
+        return tuple(range(self.busiest, self.group.chunks, self.group.pp))
+
+    @property
+    def chunks_on_busiest(self) -> tuple[int, ...]:
+        """Model chunks of the busiest rank, in model order."""
+        order = self.group.chunked.order
+        return tuple(int(order[column]) for column in self.columns_on_busiest)
+
+    @cached_property
+    def degrees(self) -> Degrees:
+        """Ranks that parameters are divided over."""
+        sizes = {axis: int(size[0]) for axis, (size, _) in groups_of(self.candidate).items()}
+        return Degrees(
+            sizes["tp"], sizes["ep"], sizes["dp_shard"], sizes["expert_shard"], sizes["dp_replicate"]
+        )
+
+    @cached_property
+    def states(self) -> tuple[ChunkStates, ...]:
+        """Parameters of each of the busiest rank's chunks."""
+        bounds = self.group.chunked.bounds[0]
+        return tuple(
+            chunk_states(self.problem.work, int(bounds[c]), int(bounds[c + 1]), self.degrees)
+            for c in self.chunks_on_busiest
+        )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return int(self.candidate.micro_batches[0])
+
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """A kind of call; calls that differ in nothing but the layer that makes them are one line."""
 
     name: str
@@ -58,29 +99,33 @@ class _Call:
     collective: str
     bytes: int
     note: str
+    under_seconds: float = 0.0
+    """Of work that is done while one call travels."""
+    is_hidden: bool = False
+    """Whether compute hides it, as far as the time of a step says: FSDP's own calls."""
 
 
-@dataclass
-class _Sum:
-    count: float = 0.0
-    seconds: float = 0.0
-    exposed: float = 0.0
+Entry = tuple[Call, int]
+"""A call, and how often it is made."""
 
 
 def ledger(chosen: Chosen) -> tuple[Collective, ...]:
     """All collectives, the longest first."""
-    sums: dict[_Call, _Sum] = {}
-    for entries in (_of_operators, _of_sharding, _of_replicas, _of_pipeline):
-        for call, count, seconds, exposed in entries(chosen):
-            line = sums.setdefault(call, _Sum())
-            line.count += count
-            line.seconds += seconds
-            line.exposed += exposed
-    groups = {
-        axis: (int(size[0]), int(stride[0])) for axis, (size, stride) in groups_of(chosen.candidate).items()
+    counts: dict[Call, int] = {}
+    for entries in (_of_operators, _of_states, _once_a_step, _of_pipeline):
+        for call, count in entries(chosen):
+            counts[call] = counts.get(call, 0) + count
+    groups = _groups(chosen.candidate)
+    kept = {
+        call: count for call, count in counts.items() if groups[call.axis][0] > 1 and count and call.bytes
     }
-    fab = chosen.problem.network.fabric
-    far = {axis: bool(path(fab, *group).crosses_network) for axis, group in groups.items()}
+    network, fab = chosen.problem.network, chosen.problem.network.fabric
+    seconds = {
+        call: count * float(network.collective_seconds(call.collective, call.bytes, *groups[call.axis]))
+        for call, count in kept.items()
+    }
+    hidden = sum(seconds[call] for call in kept if call.is_hidden)
+    share = min(float(chosen.group.time[EXPOSED][0]) / hidden, 1.0) if hidden else 0.0
     lines = [
         Collective.model_validate(
             {
@@ -88,48 +133,66 @@ def ledger(chosen: Chosen) -> tuple[Collective, ...]:
                 "axis": call.axis,
                 "collective": call.collective,
                 "group_size": groups[call.axis][0],
+                "stride": groups[call.axis][1],
                 "bytes": call.bytes,
-                "count": round(line.count),
+                "count": count,
                 "algorithm": algorithm(call.collective),
-                "link": "network" if far[call.axis] else "scale-up",
-                "seconds": line.seconds,
-                "exposed_seconds": min(line.exposed, line.seconds),
+                "link": "network" if bool(path(fab, *groups[call.axis]).crosses_network) else "scale-up",
+                "seconds": seconds[call],
+                "exposed_seconds": max(seconds[call] - count * call.under_seconds, 0.0)
+                * (share if call.is_hidden else 1.0),
                 "note": call.note,
             }
         )
-        for call, line in sums.items()
-        if groups[call.axis][0] > 1 and line.count
+        for call, count in kept.items()
     ]
     return tuple(sorted(lines, key=lambda line: (-line.seconds, line.name, line.bytes)))
 
 
-Entry = tuple[_Call, float, float, float]
-"""A call, how often, its seconds, and how many of them are exposed."""
+def _groups(candidate: Candidates) -> dict[str, tuple[int, int]]:
+    """(size, stride) of every group that a step communicates over."""
+    groups = {axis: (int(size[0]), int(stride[0])) for axis, (size, stride) in groups_of(candidate).items()}
+    inner = int(candidate.cp[0] * candidate.tp[0])
+    groups["data"] = (int(candidate.shard[0]), inner)
+    groups["dp_shard x tp"] = (groups["dp_shard"][0] * groups["tp"][0], 1)
+    return groups
 
 
 def _of_operators(chosen: Chosen) -> Iterator[Entry]:
     problem, cells = chosen.problem, chosen.shared.cells
     shard = cells.shard(problem.machine.element_bytes, problem.fused)
-    places = axis_paths(cells, problem.network)
     policy = RECOMPUTE[int(chosen.candidate.recompute[0])]
-    micro_batches = int(chosen.candidate.micro_batches[0])
-    known: dict[Operator, list[tuple[Transfer, float]]] = {}
+    known: dict[Operator, list[tuple[Call, int, bool]]] = {}
     for row, repeats in zip(problem.work.rows, chosen.rows_on_busiest, strict=True):
         if not repeats:
             continue
         for _, operator in row.operators():
             if operator not in known:
-                known[operator] = [
-                    (t, _only(problem.network.seconds_on(places[t.axis], t.collective, t.bytes)))
-                    for t in operator.transfers(shard)
-                ]
-            for transfer, each in known[operator]:
-                again = policy == "full" and row.recomputable and transfer.phase == "forward"
-                count = float(repeats * micro_batches * (2 if again else 1))
-                note = "again when backward recomputes" if again else "in the layer's critical path"
-                size = round(_only(transfer.bytes))
-                call = _Call(transfer.name, transfer.axis, transfer.collective, size, note)
-                yield call, count, each * count, each * count
+                known[operator] = list(_calls(chosen, operator, shard, policy))
+            for call, count, is_repeat in known[operator]:
+                if row.recomputable or not is_repeat:
+                    yield call, count * round(repeats) * chosen.micro_batches
+
+
+def _calls(
+    chosen: Chosen, operator: Operator, shard: Shard, policy: Recompute
+) -> Iterator[tuple[Call, int, bool]]:
+    """Calls of one micro-batch, how many, and whether they are made again by recomputation."""
+    machine, optimizer = chosen.problem.machine, chosen.problem.blueprint.training.optimizer
+    # QK-clip looks at whole keys, which it gathers once more where the attention gathers heads.
+    clips = isinstance(optimizer, Muon) and optimizer.qk_clip is not None
+    watched = clips and isinstance(operator, LatentAttention) and operator.gathers_heads
+    for t in operator.transfers(shard):
+        size, count = round(_only(t.bytes)), round(_only(t.calls))
+        under = _only(seconds_under(t, machine))
+        note = "under the shared experts" if t.under else "in the layer's critical path"
+        yield Call(t.name, t.axis, t.collective, size, note, under_seconds=under), count, False
+        if watched and t.axis == "cp" and t.collective == "all_gather":
+            yield Call(f"{t.name} to watch", t.axis, t.collective, size, "by QK-clip"), count, False
+        if round(_only(t.repeats(policy))):
+            note = "when backward recomputes"
+            again = Call(f"{t.name}, again", t.axis, t.collective, size, note, under_seconds=under)
+            yield again, count, True
 
 
 def _only(value: object) -> float:
@@ -137,63 +200,62 @@ def _only(value: object) -> float:
     return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
-def _of_sharding(chosen: Chosen) -> Iterator[Entry]:
-    states, sizes, candidate = chosen.shared.states, chosen.shared.sizes, chosen.candidate
-    network, piped = chosen.problem.network, chosen.group.pp > 1
-    micro_batches = int(candidate.micro_batches[0])
-    gathers = 1 if piped else micro_batches * (2 if candidate.zero[0] == 3 else 1)
-    reductions = 1 if piped else micro_batches
-    rows = chosen.rows_on_busiest
-    total = float(rows @ (states.gather_seconds[:, 0] * gathers + states.reduce_seconds[:, 0] * reductions))
-    share = min(float(chosen.group.time[EXPOSED][0]) / total, 1.0) if total else 0.0
-    groups = groups_of(candidate)
-    expert_gradient = states.expert_numel[:, 0] * sizes.gradient
-    gradient = states.whole_numel[:, 0] * sizes.gradient - expert_gradient
+def _of_states(chosen: Chosen) -> Iterator[Entry]:
+    sizes, zero = chosen.shared.sizes, int(chosen.candidate.zero[0])
+    piped = chosen.group.pp > 1
+    once, passes = piped or zero == 1, 2 if zero == 3 else 1
     after = "after a chunk's last backward" if piped else "under the next layer's backward"
-    for axis, what, gathered, reduced in (
-        ("dp_shard", "dense parameters", states.dense_bytes[:, 0], gradient),
-        ("expert_shard", "expert parameters", states.expert_bytes[:, 0], expert_gradient),
+    for chunk in chosen.states:
+        for group in chunk.groups:
+            gathers = 1 if once else chosen.micro_batches * (1 if group.is_root else passes)
+            reductions = 1 if once else chosen.micro_batches
+            ranks = group.held[0].ranks
+            part = group.part_elements * sizes.gradient
+            gathered = group.gathered_bytes(sizes)
+            yield (
+                Call(group.name, group.axis, "all_gather", gathered, "under the layer before", True),
+                gathers,
+            )
+            gradients = f"gradients of {group.name}"
+            yield Call(gradients, group.axis, "reduce_scatter", part * ranks, after, True), reductions
+            note = "once a step, after the reduction"
+            yield Call("gradient shards between replicas", "dp_replicate", "all_reduce", part, note, True), 1
+
+
+def _once_a_step(chosen: Chosen) -> Iterator[Entry]:
+    problem = chosen.problem
+    operators = [
+        (operator, round(repeats))
+        for row, repeats in zip(problem.work.rows, chosen.rows_on_busiest, strict=True)
+        if row.recomputable
+        for _, operator in row.operators()
+    ]
+    for once in once_a_step(
+        chosen.states,
+        chosen.degrees,
+        chosen.shared.sizes,
+        problem.blueprint.model,
+        problem.blueprint.training,
+        routers=sum(n for operator, n in operators if isinstance(operator, Router)),
+        latent_layers=sum(n for operator, n in operators if isinstance(operator, LatentAttention)),
     ):
-        for name, collective, sizes_of, count, note in (
-            (what, "all_gather", gathered, gathers, "under the layer before"),
-            (f"gradients of {what}", "reduce_scatter", reduced, reductions, after),
-        ):
-            each = network.collective_seconds(collective, sizes_of, *groups[axis])
-            for row in np.flatnonzero((rows > 0) & (sizes_of > 0)):
-                calls = float(rows[row] * count)
-                seconds = float(each[row]) * calls
-                call = _Call(name, axis, collective, round(float(sizes_of[row])), note)
-                yield call, calls, seconds, seconds * share
-
-
-def _of_replicas(chosen: Chosen) -> Iterator[Entry]:
-    seconds = replicate_seconds(chosen.problem, chosen.group.chunked)[:, 0]
-    shard = chosen.shared.states.shard_numel[:, 0] * chosen.shared.sizes.gradient
-    rows = chosen.rows_on_busiest
-    for row in np.flatnonzero((rows > 0) & (shard > 0)):
-        time = float(seconds[row] * rows[row])
-        call = _Call(
-            "gradient shards between replicas",
-            "dp_replicate",
-            "all_reduce",
-            round(float(shard[row])),
-            "once a step, after the reduction",
-        )
-        yield call, float(rows[row]), time, time if chosen.group.pp > 1 else 0.0
+        yield Call(once.name, once.axis, once.collective, once.bytes, "once a step"), once.count
 
 
 def _of_pipeline(chosen: Chosen) -> Iterator[Entry]:
-    pp = chosen.group.pp
-    if pp == 1:
+    """Hidden states come and go forward, their gradients backward; each call is a send or a receive."""
+    if chosen.group.pp == 1:
         return
-    received, _ = handed_over(chosen.group.chunked)
-    each = float(send_seconds(chosen.problem, chosen.group.chunked)[0])
-    count = 2.0 * (chosen.group.chunks // pp) * int(chosen.candidate.micro_batches[0])
-    call = _Call(
-        "hidden states and their gradients",
-        "pp",
-        "send_receive",
-        round(float(received.max())),
-        "partly under other micro-batches' work",
-    )
-    yield call, count, each * count, each * count
+    received, returned = (sizes[0].copy() for sizes in handed_over(chosen.group.chunked))
+    if chosen.group.chunked.is_v_shaped:
+        # The last rank's two chunks follow one another: nothing is sent between them.
+        returned[chosen.group.pp - 1] = received[-1] = 0.0
+    note = "partly under other micro-batches' work"
+    for chunk in chosen.columns_on_busiest:
+        for name, size in (
+            ("hidden states received", received[chunk]),
+            ("hidden states sent", returned[chunk]),
+            ("gradients of hidden states received", returned[chunk]),
+            ("gradients of hidden states sent", received[chunk]),
+        ):
+            yield Call(name, "pp", "send_receive", round(float(size)), note), chosen.micro_batches

@@ -263,10 +263,17 @@ def _attention(model: Model, kind: AttentionKind) -> Operator:
         case "delta" if mix.delta is not None:
             return DeltaAttention(model.width, mix.delta)
         case "latent" if mix.latent is not None:
-            return LatentAttention(model.width, mix.latent)
+            return LatentAttention(model.width, mix.latent, rotates(model))
         case "grouped" if mix.grouped is not None:
             return GroupedAttention(model.width, mix.grouped)
     raise ValueError(f"attention.mix names {kind} layers, but attention.{kind} is not given")
+
+
+def rotates(model: Model) -> bool:
+    """Whether some attention of the model has rotary positions."""
+    mix, kinds = model.attention, set(model.attention_kinds())
+    placed = (("latent", mix.latent), ("grouped", mix.grouped))
+    return any(kind in kinds and dims is not None and dims.position.kind == "rotary" for kind, dims in placed)
 
 
 def _feed_forward(model: Model, kind: FeedForwardKind) -> tuple[Placed, ...]:

@@ -44,6 +44,8 @@ class ChunkStates:
     largest_row_gathered: Floats
     largest_row_numel: Floats
     largest_matrix: Floats
+    counters: Floats
+    """Bytes of routers' counters between two balancing updates."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def memory_terms(
     kept = {
         "master weights": shard * sizes.master,
         "optimizer state": (2 * adamw + muon) * sizes.moment,
+        "routers' counters": by_rank(states.counters, pp).sum(axis=1),
     }
     if sizes.average:
         kept["moving average of weights"] = shard * sizes.average

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 
 from shipway.compiler.assemble import stage_plan
 from shipway.compiler.efficiency import default_calibration
@@ -14,12 +15,14 @@ from shipway.compiler.lower import LoweredModel, lower
 from shipway.compiler.parameters import count
 from shipway.compiler.plan_warnings import plan_warnings
 from shipway.compiler.problem import Problem, problem
+from shipway.compiler.reshard import Resharding
 from shipway.compiler.search import Found, search
+from shipway.compiler.sequence import programme
 from shipway.compiler.workload import Workload, workload
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.calibration import Calibration
 from shipway.schemas.diagnostics import Diagnostic
-from shipway.schemas.plan import Plan, StagePlan, Totals, content_hash
+from shipway.schemas.plan import Plan, StageChange, StagePlan, Totals, content_hash
 
 Dump = Callable[[str, object], None]
 """Receives the name of each pass and what it produced."""
@@ -42,6 +45,7 @@ PASSES = (
     Pass("fabric", "turns the cluster into links, which collectives' times need"),
     Pass("enumerate", "lists the legal layouts per stage; an illegal pin ends here, with all its reasons"),
     Pass("search", "evaluates memory and time, best promise first, and selects the best that fits"),
+    Pass("sequence", "chooses the stages' layouts together, as going from one to the next takes time too"),
     Pass("assemble", "works the chosen layout out in full: budget, ledger, time, totals"),
     Pass("seal", "last: the hash covers all the rest"),
 )
@@ -83,11 +87,13 @@ def make_plan(
     if wrong:
         return wrong
     tell("search", results)
-    stages = tuple(stage_plan(p, found) for p, found in results)
+    together = programme(results)
+    tell("sequence", together.summary())
+    stages = tuple(stage_plan(p, found) for (p, _), found in zip(results, together.found, strict=True))
     tell("assemble", stages)
     if not blueprint.training.data.relative_paths():
         folder = ""  # so that the same blueprint gives the same plan wherever it lies
-    return _sealed(blueprint, tuple(origin), folder, figures, work, lowered, stages)
+    return _sealed(blueprint, tuple(origin), folder, figures, work, lowered, stages, together.changes)
 
 
 def _sealed(
@@ -98,7 +104,12 @@ def _sealed(
     work: Workload,
     lowered: LoweredModel,
     stages: tuple[StagePlan, ...],
+    reshardings: Sequence[Resharding],
 ) -> Plan:
+    price = blueprint.cluster.price_per_device_hour
+    changes = stage_changes(stages, reshardings, price)
+    waiting_hours = sum(change.seconds for change in changes) / 3600
+    device_hours = sum(change.device_seconds for change in reshardings) / 3600
     return Plan(
         shipway=shipway_version(),
         name=blueprint.name,
@@ -109,14 +120,36 @@ def _sealed(
         calibration=figures.name,
         parameters=count(blueprint.model),
         stages=stages,
+        changes=changes,
         totals=Totals(
             tokens=sum(stage.tokens for stage in stages),
-            hours=sum(stage.hours for stage in stages),
-            device_hours=sum(stage.device_hours for stage in stages),
-            cost=sum(stage.cost for stage in stages),
+            hours=sum(stage.hours for stage in stages) + waiting_hours,
+            device_hours=sum(stage.device_hours for stage in stages) + device_hours,
+            cost=sum(stage.cost for stage in stages) + sum(change.cost for change in changes),
         ),
         warnings=plan_warnings(blueprint, figures, stages),
     ).sealed()
+
+
+def stage_changes(
+    stages: Sequence[StagePlan], reshardings: Sequence[Resharding], price: float
+) -> tuple[StageChange, ...]:
+    """What goes on between successive stages, for the plan."""
+    return tuple(
+        StageChange(
+            before=before.name,
+            after=after.name,
+            state_bytes=change.state_bytes,
+            read_bytes=change.read_bytes,
+            write_seconds=change.write_seconds,
+            read_seconds=change.read_seconds,
+            restart_seconds=change.restart_seconds,
+            new_job=change.new_job,
+            seconds=change.seconds,
+            cost=change.device_seconds / 3600 * price,
+        )
+        for (before, after), change in zip(pairwise(stages), reshardings, strict=True)
+    )
 
 
 def shipway_version() -> str:

@@ -8,6 +8,7 @@ from shipway.compiler.communication import Network
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import ParameterTable, parameter_table
 from shipway.compiler.fabric import fabric
+from shipway.compiler.held import split_shapes
 from shipway.compiler.layouts import Space
 from shipway.compiler.operators.base import Limit
 from shipway.compiler.pictures import with_pictures
@@ -78,7 +79,10 @@ def problem(
         limits=(*work.limits(), *([UNCUT] if blueprint.training.compile == "blocks" else [])),
         constraints=constraints(blueprint, stage),
         any_size=blueprint.training.objective == "cost",
+        delta_heads=model.attention.delta.heads if model.attention.delta else 0,
         predictions=model.multi_token_prediction.depth if model.multi_token_prediction else 0,
+        images=blueprint.training.data.has_images(stage.mix),
+        split=split_shapes(p for row in work.rows for p in row.parameters()),
         capability=CAPABILITY,
     )
     tensors = parameters or parameter_table(work, blueprint.training)

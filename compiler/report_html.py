@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shipway.compiler.emit.templates import templates
 from shipway.compiler.render import units
-from shipway.compiler.render.words import sentences, short
+from shipway.compiler.render.words import change_words, sentences, short
 from shipway.compiler.report_figures import (
     Figure,
     communication_figure,
@@ -63,6 +63,7 @@ def page(plan: Plan, drawn: Sequence[Timeline]) -> str:
                 ("device-hours", f"{totals.device_hours:,.0f}", ""),
                 ("cost", units.money(totals.cost), ""),
             ),
+            changes=[change_words(change) for change in plan.changes],
             parameters=parameters_figure(plan.parameters.blocks),
             sections=sections,
         )

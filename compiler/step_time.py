@@ -24,6 +24,9 @@ OPTIMIZER_TIME = "optimizer"
 
 CHECKPOINTS = "checkpoints, spread over steps"
 
+MOMENTUM_BYTES = 4
+"""Momentum and updates travel in fp32."""
+
 
 def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[str, Floats]:
     """Seconds on the critical path of one optimizer step; `passes` are forward and backward."""
@@ -135,9 +138,9 @@ def replicate_seconds(problem: Problem, chunked: Chunked) -> Floats:
 def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
     """Clip, update and orthogonalise on the busiest rank.
 
-    AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two,
-    and moves each shard of the momentum to its matrix's owner and back in bf16. A moving average reads
-    itself and the weights, and writes itself.
+    AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two, and
+    moves the shards of matrices that ranks cut to their owners and back, in fp32. A moving average reads
+    itself and the weights, and writes itself. Routers' counters are summed at the end.
     """
     sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
     adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
@@ -148,10 +151,31 @@ def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -
     norm = (adamw + muon) * 2 * sizes.master
     seconds = m.memory_seconds(moved * m.efficiency.eager_elementwise + norm)
     seconds = seconds + work / (m.peak_flops * m.efficiency.orthogonalisation)
-    size, stride = groups_of(chunked.own)["dp_shard"]
-    exchange = problem.network.collective_seconds("all_to_all", muon.max(axis=1) * 2, size, stride)
-    result: Floats = seconds.max(axis=1) + 2 * exchange
+    moved = by_rank(chunked.states("exchanged_numel"), pp).sum(axis=1).max(axis=1) * MOMENTUM_BYTES
+    exchange = problem.network.collective_seconds("all_to_all", moved, *groups_of(chunked.own)["dp_shard"])
+    result: Floats = seconds.max(axis=1) + 2 * exchange + counter_seconds(problem, chunked)
     return result
+
+
+def counters(chunked: Chunked) -> Floats:
+    """Bytes of each row's routers' counters, [rows, layouts]."""
+    sizes = np.array([row.buffer_bytes() for row in chunked.shared.work.rows], dtype=float)
+    return np.repeat(sizes[:, None], len(chunked.own), axis=1)
+
+
+def counter_seconds(problem: Problem, chunked: Chunked) -> Floats:
+    """Sums of routers' counters over all ranks with other tokens, router by router, axis by axis."""
+    groups, size = groups_of(chunked.own), counters(chunked)
+    each = sum(
+        (
+            problem.network.collective_seconds("all_reduce", size, *groups[axis])
+            for axis in ("dp_replicate", "dp_shard", "tp")
+        ),
+        np.zeros_like(size),
+    )
+    per_rank = by_rank(chunked.sum(np.where(size > 0, each, 0.0)), chunked.pp).sum(axis=1)
+    longest: Floats = per_rank.max(axis=1)
+    return longest
 
 
 def checkpoint_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from shipway.compiler.compose import Composed
 from shipway.compiler.documents import KeyPath
 from shipway.compiler.fields import data_path, known_keys
+from shipway.compiler.not_offered import instead_of_key, instead_of_value
 from shipway.compiler.provenance import dotted, shown
 from shipway.compiler.suggest import did_you_mean, nearest
 from shipway.schemas.blueprint import Blueprint
@@ -162,7 +163,7 @@ def _translate(path: KeyPath, items: list[Any], composed: Composed) -> Diagnosti
         path,
         composed,
         legal=legal,
-        help_text=guess or help_text,
+        help_text=instead_of_value(value) or guess or help_text,
     )
 
 
@@ -276,7 +277,9 @@ def _unknown_key(path: KeyPath, composed: Composed) -> Diagnostic:
         composed,
         key=True,
         legal=(*nearest(key, known), *(k for k in known if k not in nearest(key, known))),
-        help_text=did_you_mean(key, known) or "Use one of the legal keys, or take it out.",
+        help_text=instead_of_key(key)
+        or did_you_mean(key, known)
+        or "Use one of the legal keys, or take it out.",
     )
 
 

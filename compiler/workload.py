@@ -37,6 +37,10 @@ class Row:
         """Every tensor."""
         return tuple(parameter for part in self.parts for parameter in part.parameters())
 
+    def buffer_bytes(self) -> int:
+        """Device memory that is neither a parameter nor in a checkpoint: routers' counters."""
+        return sum(part.buffer_bytes() for part in self.parts)
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:

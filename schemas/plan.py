@@ -104,12 +104,15 @@ class Collective(Schema):
     name: str
     """What is sent."""
     axis: str
-    """Mesh axis: pp, dp_replicate, dp_shard, cp, tp, ep, expert_shard."""
+    """Mesh axis: pp, dp_replicate, dp_shard (with cp: what FSDP shards over), cp, tp, ep, expert_shard, data
+    (dp_shard alone: ranks that read different rows)."""
     collective: Literal[
         "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_receive", "broadcast"
     ]
     group_size: int
     """Ranks in the group."""
+    stride: int = 1
+    """Distance between neighbours in the group, in ranks."""
     bytes: int
     """Size of the full tensor in one call."""
     count: int
@@ -178,8 +181,32 @@ class StagePlan(Schema):
     """Runners-up, best first."""
 
 
+class StageChange(Schema):
+    """From one stage to the next: state saved in one layout and loaded in another, through storage."""
+
+    before: str
+    """Name of the stage that ends."""
+    after: str
+    """Name of the stage that begins."""
+    state_bytes: int
+    """Weights and optimizer state, written once."""
+    read_bytes: int
+    """What all ranks of the next stage read of it together: DCP reads every saved shard whole that overlaps
+    the wanted one, and replicas read each for themselves."""
+    write_seconds: float
+    read_seconds: float
+    """Checksums and verification, each of the whole state, and loading."""
+    restart_seconds: float
+    """Assumed: processes, communicators, model and first launches."""
+    new_job: bool
+    """Whether the next stage runs on another number of devices, and so in a job of its own."""
+    seconds: float
+    cost: float
+    """US dollars of the devices that wait."""
+
+
 class Totals(Schema):
-    """The whole programme."""
+    """The whole programme, changes between stages included."""
 
     tokens: int
     hours: float
@@ -206,6 +233,8 @@ class Plan(Schema):
     """Name of the efficiency figures behind the times."""
     parameters: Parameters
     stages: tuple[StagePlan, ...]
+    changes: tuple[StageChange, ...] = ()
+    """Between successive stages, in order."""
     totals: Totals
     warnings: tuple[str, ...] = ()
     hash: str = ""

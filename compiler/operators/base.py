@@ -78,6 +78,8 @@ class Shard:
     """Image patches in the micro-batch on this rank."""
     patches_per_image: Number = 1024
     """Patches of one image: attention in the vision tower does not cross images."""
+    delta_heads: Number = 0
+    """1 where context parallel exchanges heads of delta attention, 0 where it passes states."""
     implementation: Implementation = "fused"
     """Kernels that run: they differ in what they keep for backward and in their temporaries."""
 
@@ -169,8 +171,17 @@ class Transfer:
     """all_gather, reduce_scatter, all_reduce: the whole tensor over the group, for one rank's share of
     other axes; all_to_all, send_receive: what one rank sends."""
     phase: Literal["forward", "backward"]
-    overlap: str = ""
-    """Compute that the runtime really hides it under; empty when it is exposed."""
+    calls: Number = 1
+    """Calls of `bytes` each."""
+    again: Number = 1
+    """Times that recomputation issues it: 0 where its layer keeps nothing that is made after it, so that
+    recomputation ends before."""
+    under: tuple[Kernel, ...] = ()
+    """Work that the runtime does while it travels."""
+
+    def repeats(self, recompute: Recompute) -> Number:
+        """Times that backward issues it again; kept products spare no collective around them."""
+        return self.again if recompute != "none" and self.phase == "forward" else 0
 
 
 @dataclass(frozen=True)

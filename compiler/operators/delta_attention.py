@@ -28,7 +28,8 @@ STATE_BYTES = 4
 
 @dataclass(frozen=True)
 class DeltaAttention(Operator):
-    """One layer's delta attention; tensor parallel cuts heads, context parallel passes states."""
+    """One layer's delta attention; tensor parallel cuts heads, context parallel passes states or exchanges
+    heads."""
 
     width: int
     dims: DeltaAttentionSchema
@@ -172,20 +173,45 @@ class DeltaAttention(Operator):
         return (*sequence_parallel("delta attention", self.width, shard), *self._context_transfers(shard))
 
     def _context_transfers(self, shard: Shard) -> tuple[Transfer, ...]:
-        """Each rank's segment is an affine map of the state: one gather of transition and state
-        (Kimi K3, 5.1.2), and a halo of `convolution_width` - 1 tokens for the convolutions."""
-        dims = self.dims
-        heads = self.value_heads / shard.tensor
-        maps = heads * dims.key_width * (dims.key_width + dims.value_width) * STATE_BYTES
-        channels = (2 * self.key_channels + self.value_channels) / shard.tensor
-        halo = shard.sequences * (dims.convolution_width - 1) * channels * shard.element_bytes
-        gathered = shard.sequences * maps * shard.context_parallel
+        """The last `convolution_width` - 1 tokens of each convolution's input are gathered. Then each rank's
+        segment is an affine map of the state: one gather of transition and state (Kimi K3, 5.1.2); or slices
+        of all heads are exchanged for whole rows of some, and the output back."""
+        ranks = shard.sequences * shard.context_parallel
+        tail = ranks * (self.dims.convolution_width - 1) * shard.element_bytes / shard.tensor
+        keys, values = tail * self.key_channels, tail * self.value_channels
+        maps, states = self._state_bytes(shard), 1 - shard.delta_heads
+        inputs, outputs = self._exchanged_bytes(shard)
+        heads = shard.delta_heads
         return (
-            Transfer("convolution halo", "cp", "send_receive", halo, "forward"),
-            Transfer("delta state", "cp", "all_gather", gathered, "forward"),
-            Transfer("convolution halo gradient", "cp", "send_receive", halo, "backward"),
-            Transfer("delta state gradient", "cp", "all_gather", gathered, "backward"),
+            Transfer("ends of q and k inputs", "cp", "all_gather", keys, "forward", calls=2),
+            Transfer("ends of v inputs", "cp", "all_gather", values, "forward"),
+            Transfer("delta state", "cp", "all_gather", maps, "forward", calls=states),
+            Transfer("delta inputs for heads", "cp", "all_to_all", inputs, "forward", calls=heads),
+            Transfer("delta outputs for slices", "cp", "all_to_all", outputs, "forward", calls=heads),
+            Transfer(
+                "gradients of ends of q and k inputs", "cp", "reduce_scatter", keys, "backward", calls=2
+            ),
+            Transfer("gradients of ends of v inputs", "cp", "reduce_scatter", values, "backward"),
+            Transfer("delta state gradient", "cp", "reduce_scatter", maps, "backward", calls=states),
+            Transfer("gradients of delta outputs", "cp", "all_to_all", outputs, "backward", calls=heads),
+            Transfer("gradients of delta inputs", "cp", "all_to_all", inputs, "backward", calls=heads),
         )
+
+    def _state_bytes(self, shard: Shard) -> Number:
+        """Transitions and states of all slices."""
+        dims, heads = self.dims, self.value_heads / shard.tensor
+        maps = heads * dims.key_width * (dims.key_width + dims.value_width) * STATE_BYTES
+        return shard.sequences * shard.context_parallel * maps
+
+    def _exchanged_bytes(self, shard: Shard) -> tuple[Number, Number]:
+        """What a rank holds of q, k, v, decay and beta logits, packed, and of the output."""
+        channels = 2 * self.key_channels + self.value_channels + self.decay_channels + self.value_heads
+        size = shard.tokens * shard.element_bytes / shard.tensor
+        return size * channels, size * self.value_channels
+
+    def sends_less_by_heads(self, shard: Shard) -> Number:
+        """Whether exchanging heads sends fewer bytes than passing states."""
+        return sum(self._exchanged_bytes(shard)) < self._state_bytes(shard)
 
     def limits(self) -> tuple[Limit, ...]:
         return (Limit("tp", "delta-attention heads", self.dims.heads),)

@@ -47,11 +47,16 @@ class Embedding(Operator):
         return shard.tokens * self.width * shard.element_bytes
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
-        size = shard.tokens * self.width * shard.element_bytes
-        return (
-            Transfer("embedding output", "tp", "reduce_scatter", size, "forward"),
-            Transfer("embedding output gradient", "tp", "all_gather", size, "backward"),
-        )
+        return embedding_transfers(self.width, shard)
 
     def limits(self) -> tuple[Limit, ...]:
         return (Limit("tp", "vocabulary", self.vocabulary),)
+
+
+def embedding_transfers(width: int, shard: Shard) -> tuple[Transfer, ...]:
+    """Each rank looks up the tokens in its rows of the table; the sum is shared over the sequence."""
+    size = shard.tokens * width * shard.element_bytes
+    return (
+        Transfer("embedding output", "tp", "reduce_scatter", size, "forward"),
+        Transfer("embedding output gradient", "tp", "all_gather", size, "backward"),
+    )

@@ -60,7 +60,7 @@ class GatedUnit(Operator):
         return 2 * shard.tokens * self.inner_width / shard.tensor * shard.element_bytes
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
-        return sequence_parallel("feed-forward", self.width, shard)
+        return sequence_parallel("feed-forward", self.width, shard, again=0)
 
     def limits(self) -> tuple[Limit, ...]:
         return (Limit("tp", "feed-forward inner width", self.inner_width),)

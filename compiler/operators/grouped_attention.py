@@ -16,7 +16,13 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
-from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
+from shipway.compiler.operators.linear import (
+    balanced_attention,
+    gemm,
+    norm_weight,
+    sequence_parallel,
+    weight,
+)
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.compiler.operators.output_gate import gate_kernels, gate_parameters, gate_saved, gate_width
 from shipway.compiler.operators.rotary import rotary_saved
@@ -133,10 +139,12 @@ class GroupedAttention(Operator):
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         elements = shard.sequences * shard.context * 2 * self.kv_channels / shard.tensor
         size = elements * shard.element_bytes
+        channels = self.dims.heads * self.dims.head_width / shard.tensor
         return (
             *sequence_parallel("grouped attention", self.width, shard),
             Transfer("keys and values", "cp", "all_gather", size, "forward"),
             Transfer("key and value gradients", "cp", "reduce_scatter", size, "backward"),
+            *balanced_attention(shard, channels, channels),
         )
 
     def limits(self) -> tuple[Limit, ...]:

@@ -16,7 +16,13 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
-from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
+from shipway.compiler.operators.linear import (
+    balanced_attention,
+    gemm,
+    norm_weight,
+    sequence_parallel,
+    weight,
+)
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.compiler.operators.output_gate import gate_kernels, gate_parameters, gate_saved, gate_width
 from shipway.compiler.operators.rotary import rotary_saved
@@ -27,10 +33,14 @@ from shipway.schemas.model import LatentAttention as LatentAttentionSchema
 
 @dataclass(frozen=True)
 class LatentAttention(Operator):
-    """One layer's latent attention; tensor parallel cuts heads, context parallel gathers latents."""
+    """One layer's latent attention; tensor parallel cuts heads, context parallel gathers latents, or keys
+    and values where positions are mixed into these."""
 
     width: int
     dims: LatentAttentionSchema
+    given_positions: bool = False
+    """Whether its module is given positions, as all attentions are where one of them rotates: then context
+    parallel gathers keys and values."""
     block: str = "latent attention"
 
     @property
@@ -74,9 +84,18 @@ class LatentAttention(Operator):
             weight("q_up", heads * self.key_width, rank, "column", heads=heads),
         )
 
+    def latents(self, shard: Shard) -> Number:
+        """Tokens whose keys and values a rank makes: of whole rows where it gathers latents."""
+        return shard.tokens if self.gathers_heads else shard.sequences * shard.context
+
+    @property
+    def gathers_heads(self) -> bool:
+        """Whether context parallel gathers keys and values rather than the latents that they are made of."""
+        return self.given_positions or self.dims.position.kind == "rotary"
+
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
         dims, tokens, heads = self.dims, shard.tokens, self.dims.heads / shard.tensor
-        keys = shard.sequences * shard.context
+        keys = self.latents(shard)
         assembled = (tokens + keys) * heads * self.key_width * shard.element_bytes
         return (
             *self._query_kernels(shard),
@@ -111,7 +130,7 @@ class LatentAttention(Operator):
 
     def _saved_products(self, shard: Shard) -> tuple[Saved, ...]:
         dims, element, heads = self.dims, shard.tokens * shard.element_bytes, self.dims.heads / shard.tensor
-        keys = shard.sequences * shard.context * shard.element_bytes
+        keys = self.latents(shard) * shard.element_bytes
         return (
             Saved("query latent", element * (dims.query_rank or 0)),
             Saved("query", element * heads * self.key_width),
@@ -124,7 +143,7 @@ class LatentAttention(Operator):
 
     def _saved_for_gradients(self, shard: Shard) -> tuple[Saved, ...]:
         dims, element = self.dims, shard.tokens * shard.element_bytes
-        keys = shard.sequences * shard.context
+        keys = self.latents(shard)
         query_latent: tuple[Saved, ...] = ()
         if dims.query_rank is not None:
             query_latent = (
@@ -169,11 +188,16 @@ class LatentAttention(Operator):
         return self.core.scratch_bytes(shard)
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
-        latents = shard.sequences * shard.context * self.latent_width * shard.element_bytes
+        dims, heads = self.dims, self.dims.heads / shard.tensor
+        element = shard.sequences * shard.context * shard.element_bytes
+        name, width = "key-value latents", self.latent_width
+        if self.gathers_heads:
+            name, width = "keys and values", heads * (self.key_width + dims.value_width)
         return (
             *sequence_parallel("latent attention", self.width, shard),
-            Transfer("key-value latents", "cp", "all_gather", latents, "forward"),
-            Transfer("key-value latent gradients", "cp", "reduce_scatter", latents, "backward"),
+            Transfer(name, "cp", "all_gather", element * width, "forward"),
+            Transfer(f"gradients of {name}", "cp", "reduce_scatter", element * width, "backward"),
+            *balanced_attention(shard, heads * self.key_width, heads * dims.value_width),
         )
 
     def limits(self) -> tuple[Limit, ...]:

@@ -30,16 +30,31 @@ def gemm(name: str, rows: Number, inner: Number, columns: Number) -> Gemm:
     return Gemm(name, rows, inner, columns)
 
 
-def sequence_parallel(name: str, width: int, shard: Shard) -> tuple[Transfer, ...]:
+def balanced_attention(shard: Shard, queries: Number, outputs: Number) -> tuple[Transfer, ...]:
+    """Exchange of queries and outputs under context parallel, so that every rank has the same causal work.
+
+    `queries` and `outputs` are elements of one token over the rank's heads (runtime's context_softmax).
+    """
+    size = shard.tokens * shard.element_bytes
+    return (
+        Transfer("queries to attend for", "cp", "all_to_all", size * queries, "forward"),
+        Transfer("attention outputs", "cp", "all_to_all", size * outputs, "forward"),
+        Transfer("gradients of attention outputs", "cp", "all_to_all", size * outputs, "backward"),
+        Transfer("gradients of queries", "cp", "all_to_all", size * queries, "backward"),
+    )
+
+
+def sequence_parallel(name: str, width: int, shard: Shard, *, again: Number = 1) -> tuple[Transfer, ...]:
     """Collectives around a column-row pair of projections under tensor and sequence parallel.
 
     The input is gathered over the sequence before the column half and the output is
     reduce-scattered after the row half; backward mirrors both (arXiv 2205.05198, section 4.2.2).
+    `again` says whether recomputation takes the output once more: 0 where a layer ends with it.
     """
     size = shard.tokens * width * shard.element_bytes
     return (
         Transfer(f"{name} input", "tp", "all_gather", size, "forward"),
-        Transfer(f"{name} output", "tp", "reduce_scatter", size, "forward"),
+        Transfer(f"{name} output", "tp", "reduce_scatter", size, "forward", again=again),
         Transfer(f"{name} output gradient", "tp", "all_gather", size, "backward"),
         Transfer(f"{name} input gradient", "tp", "reduce_scatter", size, "backward"),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from shipway.compiler.operators.base import (
     Elementwise,
     Gemm,
@@ -63,14 +65,27 @@ class LossHead(Operator):
         return summed + 2 * shard.tokens * self.width / shard.tensor * LOGIT_BYTES
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """Chunk by chunk of tokens the ranks agree on the largest logit, then on the sum of exponentials and
+        the target's logit (runtime/parallel/vocabulary.py)."""
         size = shard.tokens * self.width * shard.element_bytes
-        # Vocabulary-parallel cross-entropy reduces the maximum, the sum and the target's logit.
-        statistics = 3 * shard.tokens * LOGIT_BYTES
+        rows = chunk_rows(shard.tokens, self.width, self.vocabulary / shard.tensor)
+        whole, rest = np.divmod(shard.tokens, rows)
+        statistics = (
+            Transfer(name, "tp", "all_reduce", numbers * tokens * LOGIT_BYTES, "forward", calls)
+            for tokens, calls in ((rows, whole), (rest, np.where(rest > 0, 1, 0)))
+            for name, numbers in (("largest logits", 1), ("sums of exponentials, targets' logits", 2))
+        )
         return (
             Transfer("head input", "tp", "all_gather", size, "forward"),
-            Transfer("loss statistics", "tp", "all_reduce", statistics, "forward"),
+            *statistics,
             Transfer("head input gradient", "tp", "reduce_scatter", size, "backward"),
         )
 
     def limits(self) -> tuple[Limit, ...]:
         return (Limit("tp", "vocabulary", self.vocabulary),)
+
+
+def chunk_rows(tokens: Number, width: int, vocabulary: Number) -> Number:
+    """Tokens whose logits exist at a time: a power of two (runtime/kernels/loss.py)."""
+    target = np.maximum(tokens * width // vocabulary, 16)
+    return np.minimum(2.0 ** np.ceil(np.log2(target)), np.maximum(tokens, 1))

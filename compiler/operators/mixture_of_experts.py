@@ -25,11 +25,14 @@ from shipway.compiler.operators.base import (
     Transfer,
 )
 from shipway.compiler.operators.gated_unit import GatedUnit, activation_kernel
-from shipway.compiler.operators.linear import gemm, norm_weight, weight
+from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.compiler.operators.router import INDEX_BYTES, Router
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Experts as ExpertsSchema
+
+COUNT_BYTES = 4
+"""Counts of rows travel as int32."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class RoutedExperts(Operator):
     width: int
     """Width that the experts work in: L, or D."""
     dims: ExpertsSchema
+    shared: GatedUnit | None = None
+    """Shared experts, which run while tokens travel."""
     block: str = "routed experts"
 
     def rows(self, shard: Shard) -> Number:
@@ -98,12 +103,16 @@ class RoutedExperts(Operator):
         return (received + sent) * shard.element_bytes
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """Each rank tells the others how many rows it has for each expert, before it sends them; shared
+        experts run while these travel, and their gradients are computed while gradients travel back."""
         size = shard.local_tokens * self.dims.active * self.width * shard.element_bytes
+        under = () if self.shared is None else self.shared.kernels(shard)
         return (
-            Transfer("dispatch", "ep", "all_to_all", size, "forward"),
+            Transfer("rows of each expert", "ep", "all_to_all", self.dims.routed * COUNT_BYTES, "forward"),
+            Transfer("dispatch", "ep", "all_to_all", size, "forward", under=under),
             Transfer("combine", "ep", "all_to_all", size, "forward"),
             Transfer("combine gradient", "ep", "all_to_all", size, "backward"),
-            Transfer("dispatch gradient", "ep", "all_to_all", size, "backward"),
+            Transfer("dispatch gradient", "ep", "all_to_all", size, "backward", under=under),
         )
 
     def limits(self) -> tuple[Limit, ...]:
@@ -209,7 +218,9 @@ class SharedExperts(Operator):
         return self.unit.scratch_bytes(shard)
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
-        return self.unit.transfers(shard)
+        # Under expert parallel they run before the routed ones are done; a gate keeps their output.
+        again = 1 if self.gated else np.where(np.asarray(shard.expert) > 1, 1, 0)
+        return sequence_parallel("shared experts", self.unit.width, shard, again=again)
 
     def limits(self) -> tuple[Limit, ...]:
         return (Limit("tp", "shared experts' inner width", self.unit.inner_width),)
@@ -224,8 +235,10 @@ def mixture_of_experts(width: int, dims: ExpertsSchema) -> tuple[tuple[str, Oper
         operators.append(
             ("", LatentProjections(width, dims.latent_width, dims.latent_norm, dims.router_input))
         )
-    operators.append(("experts", RoutedExperts(expert_width, dims)))
+    shared = None
     if dims.shared:
-        inner = dims.shared * (dims.shared_inner_width or dims.inner_width)
-        operators.append(("", SharedExperts(GatedUnit(width, inner), dims.shared_gate)))
+        shared = GatedUnit(width, dims.shared * (dims.shared_inner_width or dims.inner_width))
+    operators.append(("experts", RoutedExperts(expert_width, dims, shared)))
+    if shared is not None:
+        operators.append(("", SharedExperts(shared, dims.shared_gate)))
     return tuple(operators)

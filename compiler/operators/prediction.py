@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
-from shipway.compiler.operators.embedding import TOKEN_BYTES
+from shipway.compiler.operators.base import (
+    Elementwise,
+    Kernel,
+    Number,
+    Operator,
+    Parameter,
+    Saved,
+    Shard,
+    Transfer,
+)
+from shipway.compiler.operators.embedding import TOKEN_BYTES, embedding_transfers
 from shipway.compiler.operators.linear import gemm, norm_weight, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.schemas.layout import Recompute
@@ -46,6 +55,10 @@ class PredictionInput(Operator):
             *norms[1:],
             Saved("joined", 2 * state),
         )
+
+    def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """The next token's embedding is looked up in the shared table."""
+        return embedding_transfers(self.width, shard)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return 2 * shard.local_tokens * self.width * shard.element_bytes

@@ -14,6 +14,7 @@ from shipway.compiler.operators.base import (
     Parameter,
     Saved,
     Shard,
+    Transfer,
 )
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Experts as ExpertsSchema
@@ -79,6 +80,18 @@ class Router(Operator):
         if self.dims.balancing.kind != "auxiliary":
             return ()
         return (Saved("sum of scores", shard.local_tokens * SCORE_BYTES),)
+
+    def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """The auxiliary loss is of whole rows: choices, scores and tokens of each are summed over the ranks
+        that share it; only slices, which count different tokens, sum the gradient too."""
+        if self.dims.balancing.kind != "auxiliary":
+            return ()
+        size = shard.sequences * (2 * self.dims.routed + 1) * SCORE_BYTES
+        return (
+            Transfer("balancing statistics", "tp", "all_reduce", size, "forward"),
+            Transfer("balancing statistics of slices", "cp", "all_reduce", size, "forward"),
+            Transfer("gradient of balancing statistics", "cp", "all_reduce", size, "backward"),
+        )
 
     def buffer_bytes(self) -> int:
         """Counters between balancing updates: the load, and the histogram of margins."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shipway.compiler.render import units
 from shipway.compiler.render.sentence import Sentence
-from shipway.compiler.render.words import sentences, short
+from shipway.compiler.render.words import change_words, sentences, short
 from shipway.schemas.plan import MemoryBudget, Plan, StagePlan
 
 VERDICT_STYLE = {"fits": "green", "tight": "yellow", "does not fit": "bold red"}
@@ -40,6 +40,8 @@ def render_plan(plan: Plan) -> RenderableType:
     ]
     for stage in plan.stages:
         parts += [Text(), *_stage(stage)]
+    if plan.changes:
+        parts += [Text(), _changes(plan)]
     parts += [Text(), *_totals(plan)]
     return Group(*parts)
 
@@ -238,6 +240,25 @@ def _alternatives(stage: StagePlan) -> RenderableType:
             other.reason,
         )
     return Group(Text(f"Best of {stage.candidates:,} legal layouts.", style="dim"), table)
+
+
+def _changes(plan: Plan) -> RenderableType:
+    """What the programme takes between its stages."""
+    table = _table(
+        ("between stages", "left"),
+        ("state", "right"),
+        ("read", "right"),
+        ("write", "right"),
+        ("load", "right"),
+        ("restart", "right"),
+        ("in all", "right"),
+        ("cost", "right"),
+        ("", "left"),
+    )
+    for change in plan.changes:
+        note = Text("a new job" if change.new_job else "the same processes", style="dim")
+        table.add_row(*change_words(change), note)
+    return table
 
 
 def _totals(plan: Plan) -> Iterable[RenderableType]:

@@ -12,7 +12,7 @@ def gibibytes(size: float) -> str:
 
 def transferred(size: float) -> str:
     """A message's size."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size:.0f} B"

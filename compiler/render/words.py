@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from shipway.compiler.render import units
 from shipway.schemas.layout import Layout
-from shipway.schemas.plan import StagePlan
+from shipway.schemas.plan import StageChange, StagePlan
 
 RECOMPUTE = {
     "none": "all activations are kept for backward",
@@ -58,9 +59,9 @@ def sentences(stage: StagePlan) -> list[str]:
         lines.append(f"The routed experts are spread over {layout.expert_parallel} devices.")
     shards = layout.data_parallel_shard * layout.context_parallel
     if shards > 1:
-        keeps = "freed after use" if layout.zero == 3 else "kept gathered until backward is done"
         lines.append(
-            f"Parameters and optimizer are sharded over {shards} devices (FSDP), gathered ones {keeps}."
+            f"Parameters and optimizer are sharded over {shards} devices (FSDP), gathered ones"
+            f" {GATHERED[layout.zero]}."
         )
     if layout.data_parallel_replicate > 1:
         lines.append(f"{layout.data_parallel_replicate} such groups work as replicas.")
@@ -87,3 +88,17 @@ def _cuts(layout: Layout) -> str:
         else:
             runs.append((1, size))
     return ", ".join(f"{times} x {size}" if times > 1 else str(size) for times, size in runs)
+
+
+def change_words(change: StageChange) -> tuple[str, ...]:
+    """From, to; state, what is read of it, writing, loading, restart, all of it, cost."""
+    return (
+        f"{change.before} to {change.after}",
+        units.transferred(change.state_bytes),
+        units.transferred(change.read_bytes),
+        units.duration(change.write_seconds),
+        units.duration(change.read_seconds),
+        units.duration(change.restart_seconds),
+        units.duration(change.seconds),
+        units.money(change.cost),
+    )

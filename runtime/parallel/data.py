@@ -78,13 +78,17 @@ def _placement(ranks: int, parameter: nn.Parameter) -> Shard | None:
     """FSDP's dimension of a parameter: the first, unless it is split already and unevenly so.
 
     What is sharded twice along one dimension must divide evenly, and so must any dimension but the first.
+    A stack of fewer experts than ranks takes any dimension that does, rather than be padded with experts.
     """
     split = {p.dim for p in parameter.placements} if isinstance(parameter, DTensor) else set()
-    if 0 not in split or local_tensor(parameter).shape[0] % ranks == 0:
+    first = local_tensor(parameter).shape[0]
+    if first % ranks == 0 or (0 not in split and (parameter.ndim < 3 or first >= ranks)):
         return Shard(0)
     for dimension in range(1, parameter.ndim):
         if dimension not in split and parameter.shape[dimension] % ranks == 0:
             return Shard(dimension)
+    if 0 not in split:
+        return Shard(0)
     raise Fatal(
         f"{ranks} ranks cannot share a block of shape {tuple(local_tensor(parameter).shape)} evenly:"
         " choose another data_parallel_shard, tensor_parallel or expert_parallel"

@@ -56,6 +56,25 @@ def test_plan_tables_and_quiet(folder: Path, capsys: Capture) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+def test_why_answers_for_every_stage(folder: Path, capsys: Capture) -> None:
+    assert run(["plan", "mine.yaml", "--why", "cp=3", "--json"]) == 0
+    answer = data(capsys)
+    assert isinstance(answer, dict)
+    assert answer["asked"] == {"context_parallel": 3}
+    assert {stage["outcome"] for stage in answer["stages"]} == {"illegal"}
+    assert all(stage["reasons"] for stage in answer["stages"])
+    assert run(["plan", "mine.yaml", "--why", "recompute=full"]) == 0
+    assert "recompute full" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("more", [["--why", "tpp=3"], ["--why", "tp=2", "--diff", "mine.yaml"]])
+def test_why_refuses_nonsense(more: list[str], folder: Path, capsys: Capture) -> None:
+    assert run(["plan", "mine.yaml", *more]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "--why" in printed.err
+
+
 def test_errors_go_to_stderr_or_into_json(folder: Path, capsys: Capture) -> None:
     write(folder, changed("width: 64", "wdth: 64"))
     assert run(["plan", "mine.yaml"]) == 2

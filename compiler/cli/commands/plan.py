@@ -12,6 +12,7 @@ from shipway.compiler.cli.options import ConfigDir, Json, Name, Overrides, Quiet
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
     from shipway.schemas.calibration import Calibration
+    from shipway.schemas.layout import LayoutConstraints
     from shipway.schemas.plan import Plan
 
 
@@ -59,6 +60,15 @@ def command(
             "--html", metavar="FILE", help="Write the plan as a page with figures.", show_default=False
         ),
     ] = None,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            "--why",
+            metavar="LAYOUT",
+            help='Say why no stage has this layout, such as "tp=8, pp=4" or "PP4 TP8".',
+            show_default=False,
+        ),
+    ] = None,
     config_dir: ConfigDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -69,13 +79,14 @@ def command(
     from shipway.schemas.plan import canonical_json
 
     output = Output(as_json=json, quiet=quiet)
+    asked = _asked(why, diff is not None, output) if why is not None and not serving else None
     old = load_plan(str(diff), output) if diff is not None and not serving else None
     if dump_after is not None:
         _dump(name, overrides, config_dir, dump_after, output)
         return
     if serving:
-        if diff or trace or html:
-            summary = "--serving plans no training: --diff, --trace and --html have nothing to show"
+        if diff or trace or html or why:
+            summary = "--serving plans no training: --diff, --trace, --html and --why have nothing to show"
             output.refuse("CL001", summary, 2)
         _serving(name, overrides, config_dir, calibration, out, output)
         return
@@ -89,6 +100,9 @@ def command(
         _write_pictures(plan, figures, trace, html, output)
     if not json:
         output.warn(read.warnings)
+    if asked is not None:
+        _explain_loss(plan, asked, calibration, output)
+        return
     if old is not None:
         changed = _show_difference(old, plan, output)
         if changed and exit_code:
@@ -101,6 +115,30 @@ def command(
         from shipway.compiler.render.plan import render_plan
 
         output.show(render_plan(plan))
+
+
+def _asked(text: str, with_diff: bool, output: Output) -> LayoutConstraints:
+    """The layout that `--why` asks about, or leave with what is wrong with it."""
+    from shipway.compiler.asked_layout import read_layout
+    from shipway.schemas.diagnostics import Diagnostic
+
+    if with_diff:
+        output.refuse("CL001", "--why and --diff answer different questions: give one of them", 2)
+    read = read_layout(text, "--why")
+    if isinstance(read, Diagnostic):
+        output.fail([read])
+    return read
+
+
+def _explain_loss(plan: Plan, asked: LayoutConstraints, calibration: Path | None, output: Output) -> None:
+    from shipway.compiler.cli.planning import read_calibration
+    from shipway.compiler.render.why import render_why, why_json
+    from shipway.compiler.why import why
+
+    figures = read_calibration(calibration, output) if calibration else None
+    answers = why(plan, asked, figures)
+    output.data(why_json(asked, answers))
+    output.show(render_why(answers))
 
 
 def _write_pictures(

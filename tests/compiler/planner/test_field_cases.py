@@ -9,11 +9,12 @@ from shipway.compiler.assemble import choose, stage_memory
 from shipway.compiler.chunked import row_counts
 from shipway.compiler.layouts import from_layout
 from shipway.compiler.ledger import Chosen
+from shipway.compiler.operators.base import Shard
 from shipway.compiler.pipeline import make_plan
 from shipway.compiler.tables import tables
 from shipway.schemas.layout import Layout
 from shipway.schemas.plan import MemoryBudget, Plan
-from tests.compiler.planner.planning import blueprint, cluster, problem_of, rebuilt
+from tests.compiler.planner.planning import blueprint, cluster, problem_of, rebuilt, stage_problem
 
 
 def assessed(name: str, devices: int, layout: dict[str, Any], **changes: Any) -> Chosen:
@@ -35,7 +36,7 @@ def worst(chosen: Chosen) -> MemoryBudget:
 
 
 def pipeline(pp: int, **rest: Any) -> dict[str, Any]:
-    return {"pipeline_parallel": pp, "schedule": "1f1b", "zero": 2, **rest}
+    return {"pipeline_parallel": pp, "schedule": "1f1b", "zero": 1, **rest}
 
 
 def test_expert_parallel_divides_no_routed_activation() -> None:
@@ -91,6 +92,21 @@ def test_selective_recomputation_is_told_by_what_it_saves() -> None:
 def test_full_recomputation_still_keeps_each_layers_input() -> None:
     inputs = 32 * 8 * 4096 * 4096 * 2
     assert kept("full") >= inputs
+
+
+def test_neither_score_matrices_nor_all_logits_are_kept() -> None:
+    # Megatron-LM#525: 23 GB computed, out of memory at 31.7, of them scores and fp32 logits.
+    own = stage_problem("llama31_8b", pins={"recompute": "none"})
+    kept, scratch = [], []
+    for context in (8192, 16384):
+        shard = Shard(1, context)
+        rows = own.work.rows
+        kept.append(sum(part.saved_bytes(shard, "none") for row in rows for part in row.parts))
+        scratch.append(max(float(size) for part in rows[-1].parts for size in part.scratch_bytes(shard)))
+    assert kept[1] < 2.05 * kept[0]  # grows with tokens, not with their square
+    vocabulary, width = own.blueprint.model.vocabulary, own.blueprint.model.width
+    weights = 4 * vocabulary * width  # the head's gradient, summed in fp32
+    assert scratch[1] - weights < 4 * vocabulary * 16384 / 4
 
 
 def test_states_alone_are_never_called_needed() -> None:

@@ -13,6 +13,7 @@ from tests.compiler.planner.published import (
     VTRAIN,
     Run,
 )
+from tests.compiler.planner.published_table import documented, flops_rows, run_rows
 
 GIB = 2**30
 
@@ -92,3 +93,11 @@ def test_a_recipe_that_cannot_fit_is_not_said_to() -> None:
     assert found is not None
     assert found.best is None
     assert found.peak_bytes.min() > made.cluster.device.memory
+
+
+def test_the_page_shows_what_is_computed() -> None:
+    shown = documented()
+    for row in (*flops_rows(), *run_rows()):
+        published, ours = shown[row.name][::2], shown[row.name][1::2]
+        assert published == pytest.approx(row.figures[::2], rel=0.001)
+        assert ours == pytest.approx(row.figures[1::2], rel=0.1)
