@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shipway.compiler.delta_context import with_delta_context
 from shipway.compiler.evaluate import evaluate, time_breakdown
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger import Chosen, ledger
@@ -82,7 +83,7 @@ def stage_plan(problem: Problem, found: Found) -> StagePlan:
         tokens=stage.tokens,
         steps=stage.steps,
         sequences_per_step=space.sequences,
-        layout=chosen.candidate.layout(0, tuple(pairwise(bounds))),
+        layout=with_delta_context(problem, chosen.candidate.layout(0, tuple(pairwise(bounds)))),
         devices_used=devices,
         memory=stage_memory(chosen),
         communication=ledger(chosen),

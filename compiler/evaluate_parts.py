@@ -40,6 +40,8 @@ class Cells:
     tp: Ints
     ep: Ints
     imbalance: Floats
+    delta_heads: Ints
+    """1 where context parallel exchanges heads of delta attention."""
 
     def __len__(self) -> int:
         return len(self.context)
@@ -58,6 +60,7 @@ class Cells:
             context_parallel=self.cp.astype(float),
             expert=self.ep.astype(float),
             imbalance=imbalance,
+            delta_heads=self.delta_heads,
             element_bytes=element_bytes,
             implementation="fused" if fused else "plain",
         )

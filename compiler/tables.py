@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.cut import RESOLUTION, cut
+from shipway.compiler.delta_context import exchanges_heads
 from shipway.compiler.evaluate_parts import POLICIES, Cells, PartCosts, load_imbalance, part_costs
 from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, element_bytes, state_costs
 from shipway.compiler.layouts import Candidates
@@ -169,7 +170,8 @@ def cells_of(problem: Problem, rows: Ints) -> Cells:
     experts = problem.blueprint.model.feed_forward.experts
     local_tokens = sequences * context / (cp * tp)
     percentile = problem.machine.efficiency.load_percentile
-    return Cells(context, sequences, cp, tp, ep, load_imbalance(experts, local_tokens, ep, percentile))
+    imbalance = load_imbalance(experts, local_tokens, ep, percentile)
+    return Cells(context, sequences, cp, tp, ep, imbalance, exchanges_heads(problem, sequences, cp, tp))
 
 
 def cut_bounds(shared: Tables, own: Candidates, chunks: int) -> Ints:
