@@ -96,7 +96,7 @@ def _delta(delta: DeltaAttention) -> Iterator[Constant]:
         yield Constant("DELTA_VALUE_HEADS", f"{delta.value_heads}", "Hv")
     yield Constant("DELTA_KEY_WIDTH", f"{delta.key_width}", "K")
     yield Constant("DELTA_VALUE_WIDTH", f"{delta.value_width}", "V")
-    yield Constant("CONVOLUTION_WIDTH", f"{delta.convolution_width}", "W")
+    yield Constant("CONVOLUTION_WIDTH", f"{delta.convolution_width}", "taps")
     yield Constant("DECAY_RANK", f"{delta.decay_rank}")
     bounded = delta.decay.kind == "bounded"
     minimum = delta.decay.minimum if delta.decay.kind == "bounded" else None

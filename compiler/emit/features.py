@@ -141,5 +141,7 @@ def _legend(model: Model, kinds: Kinds) -> Iterator[tuple[str, str]]:
         yield "S", "sources over depth; in a cache, tokens kept"
     elif latent is not None or "grouped" in kinds.attention:
         yield "S", "tokens kept in a cache"
+    if latent is not None or "grouped" in kinds.attention:
+        yield "C", "values that a layer keeps of a token in a cache"
     if model.vision is not None:
-        yield "P", "patches of all images"
+        yield "P, G", "patches of all images, side of the grid of learned positions"

@@ -11,7 +11,6 @@ KERNELS = (
     "add_margins",
     "attention_residual",
     "auxiliary_loss",
-    "delta_rule",
     "delta_step",
     "expert_load",
     "grouped_mm",

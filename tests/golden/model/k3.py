@@ -23,7 +23,8 @@ Shapes in comments
   E, k, F   routed experts, of which each token takes k, inner width of one
   L         latent width that routed experts work on
   S         sources over depth; in a cache, tokens kept
-  P         patches of all images
+  C         values that a layer keeps of a token in a cache
+  P, G      patches of all images, side of the grid of learned positions
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from shipway.runtime.kernels import (
     SoftmaxCore,
     add_margins,
     attention_residual,
-    delta_rule,
     delta_step,
     expert_load,
     grouped_mm,
@@ -71,7 +71,7 @@ INIT_STD = 0.02
 DELTA_HEADS = 96  # H
 DELTA_KEY_WIDTH = 128  # K
 DELTA_VALUE_WIDTH = 128  # V
-CONVOLUTION_WIDTH = 4  # W
+CONVOLUTION_WIDTH = 4  # taps
 DECAY_RANK = 128
 DECAY_MINIMUM = -5.0  # log-decay of one token
 DELTA_CHUNK = 64  # tokens handled as one dense block
@@ -305,10 +305,18 @@ class DeltaAttention(nn.Module):
         v = v.unflatten(-1, (-1, DELTA_VALUE_WIDTH))  # [B, T, H, V]
         decay = self.decay_up(self.decay_down(x)).unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
         beta = self.beta_proj(x)  # [B, T, H]
+        inputs = (q, k, v, decay, beta)
         if cache is None:
-            o, _ = self.core(q, k, v, decay, beta, self.a_log, self.dt_bias, cu_seqlens)  # [B, T, H, V]
-        else:
-            o = self.resume(q, k, v, decay, beta, cu_seqlens, cache)
+            o, _ = self.core(*inputs, self.a_log, self.dt_bias, cu_seqlens)  # [B, T, H, V]
+        elif cu_seqlens is not None:  # prompts, packed
+            o, cache.state = self.core(*inputs, self.a_log, self.dt_bias, cu_seqlens, cache.state, True)
+        else:  # one more token of every sequence
+            assert cache.state is not None
+            now = (y.squeeze(1) for y in inputs)
+            o, cache.state = delta_step(
+                *now, self.a_log, self.dt_bias, cache.state, lower_bound=DECAY_MINIMUM
+            )
+            o = o.unsqueeze(1)
         gate = self.gate_proj(x).sigmoid()  # [B, T, H*V]
         return self.output_proj(self.output_norm(o).flatten(2) * gate)
 
@@ -324,47 +332,6 @@ class DeltaAttention(nn.Module):
         k, cache.k_tail = convolve(k, self.k_conv.weight, initial=cache.k_tail)
         v, cache.v_tail = convolve(v, self.v_conv.weight, initial=cache.v_tail)
         return q, k, v
-
-    def resume(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor,
-        beta: Tensor,
-        cu_seqlens: Tensor | None,
-        cache: DeltaCache,
-    ) -> Tensor:
-        """Output [B, T, H, V] of prompts packed by `cu_seqlens`, or without it of one token a row."""
-        if cu_seqlens is None:
-            assert cache.state is not None
-            o, cache.state = delta_step(
-                q.squeeze(1),
-                k.squeeze(1),
-                v.squeeze(1),
-                decay.squeeze(1),
-                beta.squeeze(1),
-                self.a_log,
-                self.dt_bias,
-                cache.state,
-                lower_bound=DECAY_MINIMUM,
-            )
-            return o.unsqueeze(1)
-        o, cache.state = delta_rule(
-            q,
-            k,
-            v,
-            decay,
-            beta,
-            self.a_log,
-            self.dt_bias,
-            lower_bound=DECAY_MINIMUM,
-            chunk=DELTA_CHUNK,
-            cu_seqlens=cu_seqlens,
-            initial_state=cache.state,
-            output_final_state=True,
-        )
-        return o
 
 
 class LatentAttention(nn.Module):
@@ -479,9 +446,9 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(EXPERTS, EXPERT_LATENT_WIDTH, EXPERT_WIDTH))
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows [R, L] sorted by expert, offsets [E] int32 where each expert's rows end -> [R, L]."""
-        gate = grouped_mm(rows, self.gate, offsets)  # [R, F]
-        up = grouped_mm(rows, self.up, offsets)  # [R, F]
+        """rows [N*k, L] sorted by expert, offsets [E] int32 where each expert's rows end -> the same."""
+        gate = grouped_mm(rows, self.gate, offsets)  # [N*k, F]
+        up = grouped_mm(rows, self.up, offsets)  # [N*k, F]
         return grouped_mm(situ_glu(gate, up, SITU_BETA, SITU_LINEAR_BETA), self.down, offsets)
 
 

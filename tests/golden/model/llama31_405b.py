@@ -16,6 +16,7 @@ Shapes in comments
   H, K, V   heads, width of a key, width of a value
   Hkv       key and value heads
   S         tokens kept in a cache
+  C         values that a layer keeps of a token in a cache
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ Shapes in comments
   Hkv       key and value heads
   E, k, F   routed experts, of which each token takes k, inner width of one
   S         tokens kept in a cache
+  C         values that a layer keeps of a token in a cache
 """
 
 from __future__ import annotations
@@ -244,9 +245,9 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(EXPERTS, WIDTH, EXPERT_WIDTH))
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows [R, D] sorted by expert, offsets [E] int32 where each expert's rows end -> [R, D]."""
-        gate = grouped_mm(rows, self.gate, offsets)  # [R, F]
-        up = grouped_mm(rows, self.up, offsets)  # [R, F]
+        """rows [N*k, D] sorted by expert, offsets [E] int32 where each expert's rows end -> the same."""
+        gate = grouped_mm(rows, self.gate, offsets)  # [N*k, F]
+        up = grouped_mm(rows, self.up, offsets)  # [N*k, F]
         return grouped_mm(swiglu(gate, up), self.down, offsets)
 
 
