@@ -11,7 +11,8 @@ from shipway.runtime.data.batch import Batch
 from shipway.runtime.mesh import Mesh
 
 SEQUENCES = 8
-MICRO_SEQUENCES = 2
+MICRO_SEQUENCES = 4
+"""Largest micro-batch of a rank."""
 CONTEXT_TOKENS = 128
 """Four slices of whole delta-rule chunks of 32 under context parallel."""
 

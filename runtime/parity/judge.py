@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,22 +41,49 @@ class Models:
         return target
 
 
-def judge(rows: Mapping[str, Row], models: Models, device: str, dtype: str = "fp32") -> list[Verdict]:
-    """Run rows, those of equal size in one set of processes, and compare each with one process."""
+AT_ONCE = 6
+"""Rows that are judged before their verdicts are told."""
+
+
+def judge(
+    rows: Mapping[str, Row],
+    models: Models,
+    device: str,
+    dtype: str = "fp32",
+    tell: Callable[[Sequence[Verdict]], None] = lambda verdicts: None,
+) -> list[Verdict]:
+    """Run rows, those of equal size in one set of processes, and compare each with one process.
+
+    `tell` is given the verdicts of some rows as soon as they are known.
+    """
+    by_size = sorted(rows, key=lambda name: rows[name].layout.world_size)
+    traces: dict[Row, Trace | str] = {}
+    verdicts: dict[str, Verdict] = {}
+    for start in range(0, len(by_size), AT_ONCE):
+        some = {name: rows[name] for name in by_size[start : start + AT_ONCE]}
+        found = _judge(some, models, device, dtype, traces)
+        tell(list(found.values()))
+        verdicts |= found
+    return [verdicts[name] for name in rows]
+
+
+def _judge(
+    rows: Mapping[str, Row], models: Models, device: str, dtype: str, traces: dict[Row, Trace | str]
+) -> dict[str, Verdict]:
+    """Of some rows; `traces` holds what was run before, and gets what is run now."""
     verdicts = {name: refusal for name, row in rows.items() if (refusal := _refusal(name, row))}
     left = {name: row for name, row in rows.items() if name not in verdicts}
     references = {_reference(row): None for row in left.values()}
     setting = Setting(models.of(list(left.values())), device, Precision.model_validate({"compute": dtype}))
-    by_size: dict[int, list[Row]] = {}
+    by_size: dict[int, dict[Row, None]] = {}
     for row in (*references, *left.values()):
-        by_size.setdefault(row.layout.world_size, []).append(row)
-    found: dict[Row, Trace | str] = {}
-    for size in sorted(by_size):
-        different = list(dict.fromkeys(by_size[size]))
-        found |= zip(different, run_rows(different, setting), strict=True)
+        if row not in traces:
+            by_size.setdefault(row.layout.world_size, {})[row] = None
+    for different in by_size.values():
+        traces |= zip(different, run_rows(list(different), setting), strict=True)
     for name, row in left.items():
-        verdicts[name] = _verdict(name, row, found[_reference(row)], found[row])
-    return [verdicts[name] for name in rows]
+        verdicts[name] = _verdict(name, row, traces[_reference(row)], traces[row])
+    return verdicts
 
 
 def _reference(row: Row) -> Row:

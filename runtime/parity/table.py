@@ -60,8 +60,9 @@ def layout(name_of_axes: str = "", **options: Any) -> Layout:
         "ep": "expert_parallel",
     }
     pairs = [axis.split() for axis in name_of_axes.split(", ") if axis]
-    values = {"micro_batch": MICRO_SEQUENCES} | {fields[axis]: int(n) for axis, n in pairs} | options
+    values = {fields[axis]: int(n) for axis, n in pairs} | options
     rows = values.get("data_parallel_replicate", 1) * values.get("data_parallel_shard", 1)
+    values.setdefault("micro_batch", min(MICRO_SEQUENCES, SEQUENCES // rows))
     return Layout.model_validate(values | {"micro_batches": SEQUENCES // rows // values["micro_batch"]})
 
 
@@ -92,8 +93,9 @@ DEEP_V_SHAPED: Mapping[str, Mapping[str, Any]] = {
 }
 
 SHARDED: Mapping[str, Layout] = {
-    "accumulation": layout(),
+    "accumulation": layout(micro_batch=1),
     "fsdp 2": layout("fsdp 2"),
+    "fsdp 2, accumulation": layout("fsdp 2", micro_batch=2),
     "fsdp 4": layout("fsdp 4"),
     "fsdp 2, zero 2": layout("fsdp 2", zero=2),
     "fsdp 2, zero 1": layout("fsdp 2", zero=1),
