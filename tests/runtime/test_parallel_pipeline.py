@@ -36,6 +36,7 @@ PP4 = Layout(
 INTERLEAVED = PP2.model_copy(
     update={"virtual_stages": 2, "schedule": "interleaved_1f1b", "stage_layers": UNEVEN}
 )
+ZBV, DUALPIPEV = (INTERLEAVED.model_copy(update={"schedule": name}) for name in ("zbv", "dualpipev"))
 CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
     "pp 2 x fsdp 2": (PP2, {}, "hybrid"),
     "pp 4": (PP4, {}, "hybrid"),
@@ -43,6 +44,13 @@ CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
     "plain residuals, rotary": (PP4, {"multi_token_prediction": None}, "rotary latent"),
     "full recomputation": (PP2.model_copy(update={"recompute": "full"}), {}, "hybrid"),
     "interleaved": (INTERLEAVED, {}, "hybrid"),
+    "zbv": (ZBV, {}, "hybrid"),
+    "zbv, full recomputation": (ZBV.model_copy(update={"recompute": "full"}), {}, "hybrid"),
+    "dualpipev, experts over ranks": (
+        DUALPIPEV.model_copy(update={"expert_parallel": 2}),
+        {},
+        "older delta",
+    ),
     "with replicas": (
         PP2.model_copy(update={"data_parallel_shard": 1, "data_parallel_replicate": 2}),
         {},
@@ -91,6 +99,12 @@ def test_auxiliary_losses_of_all_stages_count() -> None:
         ({}, "grouped", "tied embeddings"),
         ({}, "three kinds", "multi-token prediction"),
         ({"micro_batches": 1}, "hybrid", "at least as many micro-batches"),
+        ({"schedule": "zbv"}, "hybrid", "zbv puts two chunks on every pipeline rank"),
+        (
+            {**DUALPIPEV.model_dump(), "micro_batches": 3},
+            "hybrid",
+            "under dualpipev needs twice as many micro-batches",
+        ),
         ({"stage_layers": ((0, 2), (2, 4))}, "hybrid", "do not cut the layers"),
     ],
 )
@@ -103,7 +117,7 @@ def test_what_a_pipeline_cannot_run_is_refused(changes: dict[str, Any], model: s
 def test_programme_crosses_from_a_pipeline_to_context_parallel_and_evaluates_alike(tmp_path: Path) -> None:
     stages = {"short": 3, "long": 2}
     spread = [
-        PP2.model_copy(update={"data_parallel_shard": 1}),
+        ZBV.model_copy(update={"data_parallel_shard": 1}),
         Layout(context_parallel=2, micro_batch=2, micro_batches=2),
     ]
     plain = [Layout(data_parallel_shard=2, micro_batch=2)] * 2
