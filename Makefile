@@ -47,7 +47,7 @@ test: lint  ## Lint, types, layering contracts, and all tests, two at a time
 lint: $(STAMP)  ## Style, types and layering contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p shipway.schemas -p shipway.compiler
+	$(BIN)/mypy -p shipway.schemas -p shipway.compiler -p shipway.runtime.kernels
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP)  ## Rewrite the sources in the house style

@@ -51,7 +51,7 @@ def delta_rule(
     from fla.ops.kda import chunk_kda
 
     batch, tokens = q.shape[:2]
-    inputs = (q, k, v, g, beta)
+    inputs: tuple[Tensor, ...] = (q, k, v, g, beta)
     if cu_seqlens is not None:
         inputs = tuple(x.reshape(1, batch * tokens, *x.shape[2:]) for x in inputs)
         cu_seqlens = _wide(cu_seqlens)
