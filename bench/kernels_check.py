@@ -3,9 +3,9 @@
     python bench/kernels_check.py --out bench/results/kernels-h200.json
 
 Inputs are bf16 (parameters that training keeps in fp32 stay in fp32); the expected values are computed
-in float64 from the same rounded inputs by the plain forms, which the tests hold against token-by-token
-references at 1e-10. An error is ||found - expected|| / ||expected||, per output and per gradient; one
-bf16 rounding alone gives 0.0017. Exits with 1 when an error exceeds its bound.
+in float64 from the same rounded inputs by the plain forms (chunkwise, not token by token), which the tests
+hold against token-by-token references at 1e-10. An error is ||found - expected|| / ||expected||, per output
+and per gradient; one bf16 rounding alone gives 0.0017. Exits with 1 when an error exceeds its bound.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def pointwise_cases(s: Shapes) -> list[Case]:
 
 
 def expert_cases(s: Shapes) -> list[Case]:
-    """A grouped product with idle experts and tail rows, and a whole mixture."""
+    """A router's product, a grouped one with idle experts and tail rows, and a whole mixture."""
     rows, width, inner = s.tokens, s.width, s.width // 2
     offsets = torch.linspace(0, rows * 0.9, s.experts // 2, device=s.device).to(torch.int32)
     offsets = offsets.repeat_interleave(2)  # every other expert is idle, a tenth of the rows are tail
@@ -253,6 +253,14 @@ def expert_cases(s: Shapes) -> list[Case]:
         return [kernels.unpermute(kernels.permute(x, order), order, weights)]
 
     return [
+        Case(
+            "router_logits",
+            [s.half(rows, width), s.full(s.experts, width, spread=width**-0.5)],
+            ("x", "weight"),
+            lambda x, w: [kernels.router_logits(x, w)],
+            lambda x, w: [x @ w.mT],
+            forward_bound=1e-4,
+        ),
         Case(
             "grouped_mm",
             [s.half(rows, width), s.half(s.experts, inner, width, spread=width**-0.5)],
