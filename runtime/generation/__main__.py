@@ -19,8 +19,10 @@ import torch
 
 from shipway.runtime.build_folder import import_model, read_plan
 from shipway.runtime.data.errors import DataError
+from shipway.runtime.data.sources.streams import image_format
 from shipway.runtime.data.tokenizers import make_tokenizer
 from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.generation.pictures import read_pictures
 from shipway.runtime.generation.text import Completion, Sampling, complete
 from shipway.runtime.generation.weights import choose_checkpoint, load_model, origin_of
 
@@ -48,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shipway generate")
     parser.add_argument("build", type=Path)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a folder of them: the newest")
-    parser.add_argument("--prompt", action="append", required=True)
+    parser.add_argument("--prompt", action="append", default=[])
+    parser.add_argument("--image", action="append", type=Path, default=[], help="a picture for each prompt")
     parser.add_argument("--tokens", type=int, default=Sampling.tokens)
     parser.add_argument("--temperature", type=float, default=Sampling.temperature)
     parser.add_argument("--top-p", type=_share, default=Sampling.top_p)
@@ -83,14 +86,17 @@ def _generate(options: argparse.Namespace) -> None:
     dtype = DTYPES[training.precision.compute] if device.type == "cuda" else torch.float32
     model = load_model(import_model(options.build), checkpoint, device, dtype, options.weights)
     tokenizer = make_tokenizer(training.data.tokenizer, options.build)
-    completions = [Completion(prompt) for prompt in options.prompt]
+    pictures = None
+    if options.image:
+        pictures = read_pictures(options.image, image_format("--image", plan.blueprint.model, tokenizer))
+    completions = [Completion(prompt) for prompt in options.prompt or [""] * len(options.image)]
     sampling = Sampling(options.tokens, options.temperature, options.top_p, options.seed)
 
     streamed = not options.json and len(completions) == 1
     if streamed:
         print(completions[0].prompt, end="", flush=True)
     start = time.perf_counter()
-    for piece in complete(model, tokenizer, completions, sampling):
+    for piece in complete(model, tokenizer, completions, sampling, pictures):
         if streamed:
             print(piece.text, end="", flush=True)
     seconds = time.perf_counter() - start

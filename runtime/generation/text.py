@@ -10,6 +10,7 @@ from torch import nn
 
 from shipway.runtime.data.tokenizers import Tokenizer
 from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.generation.pictures import Pictures
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a decoder gives for bytes that are not yet a whole character."""
@@ -49,20 +50,31 @@ class Piece:
 
 
 def complete(
-    model: nn.Module, tokenizer: Tokenizer, completions: Sequence[Completion], sampling: Sampling
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    completions: Sequence[Completion],
+    sampling: Sampling,
+    pictures: Pictures | None = None,
 ) -> Iterator[Piece]:
     """Continue every prompt until its document ends or the tokens are used up, yielding text as it comes.
+
+    With `pictures`, each prompt follows its own.
 
     Raises Fatal for an empty prompt, or one with tokens that the model does not have.
     """
     device = next(model.parameters()).device
     encoded = tokenizer.encode([completion.prompt for completion in completions])
-    prompts = [torch.tensor(tokens, dtype=torch.int64, device=device) for tokens in encoded]
+    before = [pictures.placeholders(i) if pictures else [] for i in range(len(completions))]
+    prompts = [
+        torch.tensor([*first, *tokens], dtype=torch.int64, device=device)
+        for first, tokens in zip(before, encoded, strict=True)
+    ]
     if not all(len(prompt) for prompt in prompts):
         raise Fatal("a prompt must have at least one token")
     generator = torch.Generator(device).manual_seed(sampling.seed)
+    seen = {"images": pictures.tensors(device)} if pictures else {}
     steps = model.generate(  # type: ignore[operator]
-        prompts, sampling.tokens, sampling.temperature, sampling.top_p, generator
+        prompts, sampling.tokens, sampling.temperature, sampling.top_p, generator, **seen
     )
     for drawn in steps:
         for index, (completion, token) in enumerate(zip(completions, drawn.tolist(), strict=True)):

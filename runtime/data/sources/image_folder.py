@@ -59,18 +59,11 @@ class ImageFolder:
 
     def pixels(self, index: int, height: int, width: int) -> Pixels:
         """Decoded as RGB; transparency is laid on white."""
-        from PIL import Image
-
         file = self._pictures[index]
         try:
-            picture = self._open(index, file.size_bytes).convert("RGBA")
+            return as_pixels(self._open(index, file.size_bytes), height, width)
         except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged data
             raise CorruptRecord(file.path, f"damaged picture: {error}") from error
-        white = Image.new("RGBA", picture.size, "white")
-        flat = Image.alpha_composite(white, picture).convert("RGB")
-        if flat.size != (width, height):
-            flat = flat.resize((width, height), Image.Resampling.BICUBIC)
-        return np.asarray(flat, dtype=np.uint8)
 
     def _open(self, index: int, size_bytes: int) -> Image.Image:
         from PIL import Image
@@ -83,6 +76,18 @@ class ImageFolder:
             if size_bytes < file.size_bytes:  # a header beyond the first part, as large metadata makes it
                 return self._open(index, file.size_bytes)
             raise CorruptRecord(file.path, f"not a readable picture: {error}") from error
+
+
+def as_pixels(picture: Image.Image, height: int, width: int) -> Pixels:
+    """A picture as RGB, scaled if that is not its own size; transparency is laid on white."""
+    from PIL import Image
+
+    picture = picture.convert("RGBA")
+    white = Image.new("RGBA", picture.size, "white")
+    flat = Image.alpha_composite(white, picture).convert("RGB")
+    if flat.size != (width, height):
+        flat = flat.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(flat, dtype=np.uint8)
 
 
 def _read_captions(storage: Storage, file: File) -> dict[str, str]:

@@ -55,7 +55,7 @@ def open_sources(
         if weight <= 0:
             continue
         if isinstance(source, (ImagesSource, RenderedTextSource)):
-            image = _image_format(name, model, tokenizer)
+            image = image_format(f"data source {name!r}", model, tokenizer)
             pictures = open_images(name, source, tokenizer, image, folder)
             streams[name] = WholeDocumentStream(name, pictures, seed, split, data.corrupt_limit)
         else:
@@ -73,9 +73,10 @@ def make_stream(
     return InterleavedStream(name, documents, seed, split, corrupt_limit, interleave)
 
 
-def _image_format(name: str, model: Model | None, tokenizer: Tokenizer) -> ImageFormat:
+def image_format(giver: str, model: Model | None, tokenizer: Tokenizer) -> ImageFormat:
+    """How `model` sees the images that `giver` has; raises DataError when it cannot."""
     if model is None or model.vision is None:
-        raise DataError(f"data source {name!r} has images, and the model has no `vision` to see them")
+        raise DataError(f"{giver} has images, and the model has no `vision` to see them")
     vision = model.vision
     token = model.vocabulary - 1 if vision.image_token is None else vision.image_token
     if token < tokenizer.vocabulary:

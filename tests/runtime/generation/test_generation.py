@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from shipway.compiler.cli.app import run as shipway
 from shipway.compiler.emit.build import build as write_build
 from shipway.runtime.build_folder import import_model
 from shipway.runtime.checkpoint_folder import MARKER, folder_of
+from shipway.runtime.data.patches import ImageFormat, patchify
+from shipway.runtime.data.sources.rendered_text import RenderedText
+from shipway.runtime.data.sources.streams import image_format
 from shipway.runtime.data.tokenizers import ByteLevel
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.generation.__main__ import main as generation
+from shipway.runtime.generation.pictures import read_pictures
 from shipway.runtime.generation.text import Completion, Sampling, complete
 from shipway.runtime.generation.weights import choose_checkpoint, load_model, save_weights
 from shipway.schemas.run import RECORD_FILE, RunRecord
@@ -111,6 +116,34 @@ def test_an_empty_prompt_is_refused() -> None:
         list(complete(Recited("a"), ByteLevel(), [Completion("")], Sampling()))
 
 
+def test_a_picture_stands_before_its_prompt(tmp_path: Path) -> None:
+    model = variant("vision", vocabulary=260)
+    built = build(model).eval()
+    records = RenderedText(2, seed=0)
+    paths = [tmp_path / f"{index}.png" for index in range(2)]
+    for index, path in enumerate(paths):
+        Image.fromarray(records.pixels(index, *records.size(index))).save(path)
+    format_ = image_format("a test", model, ByteLevel())
+    pictures = read_pictures(paths, format_)
+    completions = [Completion(""), Completion("ab")]
+    list(complete(built, ByteLevel(), completions, Sampling(tokens=4, temperature=0), pictures))
+
+    for index, completion in enumerate(completions):
+        cut = patchify(records.pixels(index, *records.size(index)), format_)
+        tokens = [format_.token] * format_.tokens(*records.size(index)) + [*completion.prompt.encode()]
+        images = (torch.from_numpy(cut.values), torch.tensor([[cut.rows, cut.columns]]))
+        alone = list(built.generate([torch.tensor(tokens)], 4, temperature=0, images=images))
+        expected = [int(token) for token in alone]
+        end = expected.index(ByteLevel.end) if ByteLevel.end in expected else None
+        assert completion.tokens == expected[:end]
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no picture")
+    with pytest.raises(Fatal, match=r"a\.png is not a readable picture"):
+        read_pictures([tmp_path / "a.png"], ImageFormat(4, 2, 259))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build, and a run of it that has saved its initial weights once."""
@@ -180,7 +213,14 @@ def test_a_device_that_is_not_here_is_one_line(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("-p", "a", "--top-p", "0"), ("-p", "a", "--top-p", "1.5"), ("-p", "a", "--top-p", "nan"), ("-p", "")],
+    [
+        ("-p", "a", "--top-p", "0"),
+        ("-p", "a", "--top-p", "1.5"),
+        ("-p", "a", "--top-p", "nan"),
+        ("-p", ""),
+        ("--tokens", "3"),
+        ("-p", "a", "--image", "a.png", "--image", "b.png"),
+    ],
 )
 def test_sampling_that_cannot_be_is_wrong_usage(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -194,6 +234,12 @@ def test_the_runtime_takes_no_empty_share(capsys: pytest.CaptureFixture[str]) ->
         generation(["build", "checkpoints", "--prompt", "a", "--top-p", "0"])
     assert left.value.code == 2
     assert "not above 0" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_see_takes_no_picture(run: Path) -> None:
+    ran = generate("build", "--image", "a.png", "--device", "cpu", cwd=run)
+    assert ran.returncode == 4
+    assert "--image has images, and the model has no `vision` to see them" in ran.stderr
 
 
 def test_command_says_what_is_missing(run: Path) -> None:
