@@ -1,7 +1,7 @@
 """Layouts as people write them, and what is wrong with those that are none."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipway.compiler.asked_layout import NAMES, read_layout
@@ -24,6 +24,7 @@ def test_choices_take_any_case() -> None:
     assert read == LayoutConstraints(zero=2, recompute="full", schedule="1f1b", micro_batch=3)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.builds(
         Layout,
@@ -63,6 +64,7 @@ def test_nonsense_is_located(text: str, column: int, word: str) -> None:
     assert (wrong.where.file, wrong.where.column) == ("--why", column)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
     assert isinstance(read_layout(text, "--why"), LayoutConstraints | Diagnostic)

@@ -188,6 +188,23 @@ def simumax(
                extra_gib=whole_gradients, differs="Megatron keeps whole fp32 gradients")  # fmt: skip
 
 
+def deepseek_cut(micro_batches: int, milliseconds: float) -> Run:
+    """DeepSeek-V3 cut to four layers, the first dense, with EP 8."""
+    layout = {"data_parallel_shard": 8, "expert_parallel": 8, "micro_batches": micro_batches, "zero": 2}
+    changes = {
+        "model.layers": 4,
+        "model.attention.mix": ["latent"] * 4,
+        "model.feed_forward.mix": ["dense", *["experts"] * 3],
+        "model.multi_token_prediction": None,
+    }
+    name = f"SimuMax, DeepSeek-V3 of 4 layers, EP 8, {micro_batches} micro-batches"
+    differs = "Megatron keeps weights and fp32 gradients whole, where ours shards, gathers and reduces them"
+    seconds = milliseconds / 1e3
+    return Run(
+        name, "deepseek_v3", "b200_8", 8, 4096, layout, seconds, 104.3, changes=changes, differs=differs
+    )
+
+
 SIMUMAX = (
     simumax("SimuMax, Llama-3-70B of 12 layers, TP 2 x DP 4", "llama31_8b",
             {"tensor_parallel": 2, "data_parallel_shard": 4, "micro_batches": 4, "zero": 2},
@@ -195,4 +212,6 @@ SIMUMAX = (
     simumax("SimuMax, Llama-3-70B of 12 layers, TP 4 x DP 2", "llama31_8b",
             {"tensor_parallel": 4, "data_parallel_shard": 2, "micro_batches": 4, "zero": 2},
             409.8, 39.07, **LLAMA70),
+    deepseek_cut(4, 603.2),
+    deepseek_cut(32, 4141.0),
 )  # fmt: skip
