@@ -13,6 +13,9 @@ import torch
 
 from shipway.runtime.parity.verdict import Tolerance, Verdict
 
+WIDTH = 260
+"""Columns of text, so that no figure is cut short; a terminal may wrap them."""
+
 
 def show(verdicts: Sequence[Verdict], tolerance: Tolerance, device: str, dtype: str) -> None:
     """The table, in the terminal."""
@@ -32,7 +35,7 @@ def show(verdicts: Sequence[Verdict], tolerance: Tolerance, device: str, dtype: 
         cells = (f"{verdict.differences[c]:.0e}" if c in verdict.differences else "" for c in columns)
         word = Text(verdict.word(tolerance), style)
         table.add_row(Text(verdict.name), str(verdict.ranks), word, *cells)
-    Console(width=max(Console().width, 200)).print(table)
+    Console(width=max(Console().width, WIDTH)).print(table)
 
 
 def _title(verdicts: Sequence[Verdict], tolerance: Tolerance, device: str, dtype: str) -> str:
