@@ -63,7 +63,7 @@ PLAIN = {
 
 BLOCKS = "model blocks"
 UNCOMPILED = {
-    "cpu": "compiling takes longer than a short run wins",
+    "cpu": "compiling takes seconds a block, and no gain has been measured",
     "cuda": "elementwise work is compiled already; whole blocks are not measured on a GPU yet",
 }
 """Why `training.compile: auto` leaves blocks of the model as they are, device by device."""

@@ -25,13 +25,13 @@ LAYOUTS = [
 
 
 def train_both_ways() -> tuple[list[Outcome], list[Outcome]]:
-    """Two steps of each layout, eager and compiled; what inductor would get, run by PyTorch."""
+    """A step of each layout, eager and compiled; what inductor would get, run by PyTorch."""
     compilation.BACKEND = "aot_eager"
     pool, outcomes = MeshPool(CPU), ([], [])
     for layout in LAYOUTS:
         for found, choice in zip(outcomes, ("none", "blocks"), strict=True):
             trainer = make_trainer(layout, model="grouped", pool=pool, compilation=choice)
-            results = run_steps(trainer, range(2))
+            results = run_steps(trainer, range(1))
             losses, norms = [r.loss for r in results], [r.gradient_norm for r in results]
             found.append(Outcome(losses, norms, whole_parameters(trainer)))
         torch._dynamo.reset()  # or the next model of the same code would reach the limit of recompilations
