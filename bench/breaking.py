@@ -122,8 +122,7 @@ class Soak:
         if len(done) == len(self.moments):
             if finished(self.run):
                 return False
-            last = self.moments[-1].layout if self.moments else next(iter(self.builds))
-            code = self._job(last, len(done) + 1).wait()
+            code = self._job(next(iter(self.builds)), len(done) + 1).wait()
             if code:
                 raise AssertionError(f"the last start left with {code}")
             return True
@@ -184,7 +183,7 @@ def kill_while_saving(pids: list[int], run: Path, job: Job) -> None:
         send(pids, signal.SIGCONT)  # it was finished in the meantime
         return False
 
-    wait_for(caught, job, poll_seconds=0.0)
+    wait_for(caught, job, poll_seconds=0.001)
     kill(pids)
 
 

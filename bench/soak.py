@@ -1,10 +1,11 @@
 """Kills, stops and reshards a run at random moments, and holds what comes of it against the unbroken run.
 
-    make soak                       # 30 moments, about ten minutes on two cores; bench/results/soak.json
+    make soak                       # 30 moments, about five minutes on two cores; bench/results/soak.json
     python -m bench.soak --moments 4 --seed 7 --out /tmp/soak.json
+    python -m bench.soak --torchrun                        # each start as supervisors make it: slower
     python -m bench.soak --folder /tmp/soak --minutes 4    # in pieces: say it again until it is done
 
-Two runs are broken, in real processes under torchrun: one always starts again in the layout that it
+Two runs are broken, in real processes: one always starts again in the layout that it
 was stopped in, the other each time in another layout and number of processes. Shown for both: every step
 is there once, the hash over all tokens of all ranks equals the unbroken run's at every step, no more is
 lost than the steps since the last checkpoint (and those made while a save was in flight), nothing at all
@@ -15,12 +16,9 @@ within LOSS_TOLERANCE across layouts.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp
 
-from bench.breaking import ASKED, START_SECONDS, Outcome, Soak, describe, draw, steps_of
+from bench.breaking import ASKED, Outcome, Soak, Start, describe, draw, steps_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "bench" / "results" / "soak.json"
@@ -43,8 +41,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "tp 2": (2, {"tensor_parallel": 2}),
     "fsdp 2, ep 2": (2, {"expert_parallel": 2}),
     "cp 2": (2, {"context_parallel": 2}),
-    "fsdp 4": (4, {}),
-    "replicas 2 x fsdp 2": (4, {"data_parallel_replicate": 2}),
+    "replicas 2": (2, {"data_parallel_replicate": 2}),
+    "fsdp 4": (4, {"micro_batch": 1}),
     "pp 2": (2, {"pipeline_parallel": 2}),
 }
 """Processes and pinned degrees by name; what is left over is FSDP. The first is the unbroken run's."""
@@ -103,46 +101,6 @@ def problems(same: Finding, other: Finding, interval: int, in_flight: int = 2) -
     return found
 
 
-class Torchrun:
-    """A start under `shipway.runtime.elastic`, as supervisors and launch scripts make it."""
-
-    def __init__(self, build: Path, run: Path, processes: int, attempt: int) -> None:
-        self._folder = run / "attempts" / str(attempt)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for stale in self._folder.glob("rank*.pid"):
-            stale.unlink()
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "SHIPWAY_ATTEMPT": str(attempt),
-            "SHIPWAY_ATTEMPT_FOLDER": str(self._folder),
-        }
-        command = [
-            *(sys.executable, "-m", "shipway.runtime.elastic", "--nproc-per-node", str(processes)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", "0"),
-            *("-m", "shipway.runtime.main", str(build), "--run-dir", str(run), "--device", "cpu"),
-        ]
-        with (self._folder / "output.log").open("w") as log:
-            self._agent = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-
-    def pids(self) -> list[int]:
-        """As left in the attempt's folder."""
-        found = []
-        for path in sorted(self._folder.glob("rank*.pid"), key=lambda p: int(p.stem[4:])):
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(path.read_text())
-                if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
-
-    def ask_to_stop(self, number: signal.Signals) -> None:
-        """The agent passes it on."""
-        self._agent.send_signal(number)
-
-    def wait(self) -> int:
-        """The agent's code."""
-        return self._agent.wait(START_SECONDS)
-
-
 def write_builds(folder: Path) -> dict[str, Path]:
     """A build folder per layout: the same model and programme, planned with other degrees pinned."""
     from shipway.compiler.compose import compose
@@ -175,30 +133,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=20261130)
     parser.add_argument("--folder", type=Path, help="where to work, and to go on with; by default a new one")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing after this time")
+    parser.add_argument("--torchrun", action="store_true", help="start ranks by torchrun, not by fork")
     parser.add_argument("--out", type=Path, default=RESULT, help="default: bench/results/soak.json")
     options = parser.parse_args(arguments)
     folder = (options.folder or Path(mkdtemp(prefix="soak-"))).resolve()
     until = time.monotonic() + options.minutes * 60
     builds = write_builds(folder / "build")
     steps = planned_steps(builds)
-    first = next(iter(LAYOUTS))
+    first, start = next(iter(LAYOUTS)), _start(torchrun=options.torchrun)
     processes = {name: number for name, (number, _) in LAYOUTS.items()}
     half = options.moments // 2
     soaks = {
-        "unbroken": Soak(folder / "unbroken", builds, processes, [], Torchrun),
+        "unbroken": Soak(folder / "unbroken", builds, processes, [], start),
         "same layout": Soak(
             folder / "same",
             builds,
             processes,
             draw(half, options.seed, steps, [first]),
-            Torchrun,
+            start,
         ),
         "other layouts": Soak(
             folder / "other",
             builds,
             processes,
             draw(options.moments - half, options.seed, steps, list(LAYOUTS)),
-            Torchrun,
+            start,
         ),
     }
     for name, soak in soaks.items():
@@ -211,7 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
             for outcome in soak.outcomes[-1:]:
                 print(f"{name}: {describe(outcome)}", flush=True)
-    return report(soaks, options.seed, options.out)
+    return report(soaks, options)
+
+
+def _start(*, torchrun: bool) -> Start:
+    from bench.starts import Forked, Torchrun
+
+    return Torchrun if torchrun else Forked
 
 
 def planned_steps(builds: dict[str, Path]) -> int:
@@ -221,13 +186,15 @@ def planned_steps(builds: dict[str, Path]) -> int:
     return sum(stage.steps for stage in read_plan(next(iter(builds.values()))).stages)
 
 
-def report(soaks: dict[str, Soak], seed: int, out: Path) -> int:
+def report(soaks: dict[str, Soak], options: argparse.Namespace) -> int:
     """Compare, write the result, say it; returns the exit code."""
     import torch
 
     from shipway.runtime.build_folder import read_plan
 
+    out: Path = options.out
     unbroken, same, other = soaks["unbroken"], soaks["same layout"], soaks["other layouts"]
+    moments = len(same.moments) + len(other.moments)
     findings = {
         s: compare(soaks[s].run, unbroken.run, soaks[s].outcomes) for s in ("same layout", "other layouts")
     }
@@ -235,7 +202,8 @@ def report(soaks: dict[str, Soak], seed: int, out: Path) -> int:
     interval = plan.blueprint.training.checkpoints.every_steps
     wrong = problems(findings["same layout"], findings["other layouts"], interval)
     result = {
-        "command": f"python -m bench.soak --moments {len(same.moments) + len(other.moments)} --seed {seed}",
+        "command": f"python -m bench.soak --moments {moments} --seed {options.seed}"
+        + " --torchrun" * options.torchrun,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {
             "python": platform.python_version(),

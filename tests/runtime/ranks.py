@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "shipway.runtime.trainer"]
+PRELOADED = ["torch", "torch.distributed.fsdp", "torch.utils.tensorboard", "shipway.runtime.session"]
 """Imported once in the server that ranks are forked from, since importing torch takes seconds."""
 TIMEOUT_SECONDS = 240
 
