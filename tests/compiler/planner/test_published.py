@@ -98,6 +98,8 @@ def test_a_recipe_that_cannot_fit_is_not_said_to() -> None:
 def test_the_page_shows_what_is_computed() -> None:
     shown = documented()
     for row in (*flops_rows(), *run_rows()):
-        published, ours = shown[row.name][::2], shown[row.name][1::2]
-        assert published == pytest.approx(row.figures[::2], rel=0.001)
-        assert ours == pytest.approx(row.figures[1::2], rel=0.1)
+        on_page = shown[row.name]
+        assert [figure is None for figure in on_page] == [figure is None for figure in row.figures]
+        for place, (figure, computed) in enumerate(zip(on_page, row.figures, strict=True)):
+            if computed is not None:  # published and ours in turns
+                assert figure == pytest.approx(computed, rel=0.1 if place % 2 else 0.001)
