@@ -290,9 +290,9 @@ class DeltaAttention(nn.Module):
             o, cache.state = self.core(*inputs, self.a_log, self.dt_bias, cu_seqlens, cache.state, True)
         else:  # one more token of every sequence
             assert cache.state is not None
-            now = (y.squeeze(1) for y in inputs)
+            q, k, v, decay, beta = (y.squeeze(1) for y in inputs)  # [B, heads, ...]
             o, cache.state = delta_step(
-                *now, self.a_log, self.dt_bias, cache.state, lower_bound=DECAY_MINIMUM
+                q, k, v, decay, beta, self.a_log, self.dt_bias, cache.state, lower_bound=DECAY_MINIMUM
             )
             o = o.unsqueeze(1)
         gate = self.gate_proj(x).sigmoid()  # [B, T, H*V]
