@@ -213,13 +213,28 @@ def _of_states(chosen: Chosen) -> Iterator[Entry]:
             part = group.part_elements * sizes.gradient
             gathered = group.gathered_bytes(sizes)
             yield (
-                Call(group.name, group.axis, "all_gather", gathered, "under the layer before", True),
+                Call(
+                    group.name, group.axis, "all_gather", gathered, "under the layer before", is_hidden=True
+                ),
                 gathers,
             )
             gradients = f"gradients of {group.name}"
-            yield Call(gradients, group.axis, "reduce_scatter", part * ranks, after, True), reductions
+            yield (
+                Call(gradients, group.axis, "reduce_scatter", part * ranks, after, is_hidden=True),
+                reductions,
+            )
             note = "once a step, after the reduction"
-            yield Call("gradient shards between replicas", "dp_replicate", "all_reduce", part, note, True), 1
+            yield (
+                Call(
+                    "gradient shards between replicas",
+                    "dp_replicate",
+                    "all_reduce",
+                    part,
+                    note,
+                    is_hidden=True,
+                ),
+                1,
+            )
 
 
 def _once_a_step(chosen: Chosen) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ from shipway.compiler.pipeline import PASSES, make_plan
 from shipway.compiler.plan_warnings import plan_warnings
 from shipway.compiler.render.plan import render_plan
 from shipway.compiler.render.units import money
+from shipway.compiler.step_time import EXPOSED
 from shipway.schemas.capability import CAPABILITY
 from shipway.schemas.plan import Plan, canonical_json
 from tests.compiler.planner.planning import blueprint, stage_problem
@@ -37,6 +38,20 @@ def test_items_add_up(name: str) -> None:
             assert budget.allocated_bytes <= budget.reserved_bytes
             sizes = [item.bytes for item in budget.items]
             assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_ledger_leaves_exposed_of_sharding_is_what_the_step_counts(name: str) -> None:
+    for stage in plan(name).stages:
+        axes = ("dp_shard", "dp_replicate", "expert_shard")
+        exposed = sum(
+            line.exposed_seconds
+            for line in stage.communication
+            if line.axis in axes and "layer parameters" in line.name
+        )
+        counted = sum(item.seconds for item in stage.time if item.name == EXPOSED)
+        assert (exposed > 0) == (counted > 0)
+        assert exposed <= counted * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
