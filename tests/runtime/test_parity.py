@@ -35,6 +35,16 @@ def test_every_axis_that_is_called_proven_is_in_the_table() -> None:
             assert max(degrees) > 1, axis.name
 
 
+@pytest.mark.parametrize("field", ["schedule", "recompute", "zero"])
+def test_whatever_the_planner_offers_is_in_the_table(field: str) -> None:
+    offered = {
+        "schedule": CAPABILITY.schedules,
+        "recompute": CAPABILITY.recompute,
+        "zero": CAPABILITY.zero + CAPABILITY.zero_with_pipeline,
+    }
+    assert {getattr(row.layout, field) for row in ROWS.values()} >= set(offered[field])
+
+
 TRACE = Trace([2.0, 1.5], [3.0, 2.5], {"1": [3, 1]}, {"layers.1.feed_forward.experts.gate": torch.ones(4)})
 
 
