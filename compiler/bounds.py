@@ -10,12 +10,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.chunked import groups_of
 from shipway.compiler.evaluate_states import Bytes, StateCosts, element_bytes, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
-from shipway.compiler.tables import Tables, cells_of, shardings_of, unique_rows
-from shipway.compiler.workload import LAST, Workload
+from shipway.compiler.tables import Tables, cells_of, shardings_of
+from shipway.compiler.unique import unique_rows
+from shipway.compiler.workload import FIRST, LAST, Workload
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,29 +45,64 @@ def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Fl
     """Least peak memory of layouts whose costs are tabled."""
     c, states, which, sizes = candidates, shared.states, shared.sharding_of, shared.sizes
     least = _least_states(problem, c, states, which, sizes)
-    saved = shared.parts.saved[c.recompute, :, shared.cell_of].T
+    (saved,) = _per_layout(c, shared.cell_of, problem.work.totals @ shared.parts.saved)
     backward = _alive_in_backward(problem, c, states, which, sizes)
     temporary = shared.parts.scratch + shared.parts.overhead
     lightest = temporary[:, 1:LAST].min(axis=1)[c.recompute, shared.cell_of]
-    average = backward + problem.work.totals @ saved / c.pp + lightest
+    average = backward + saved / c.pp + lightest
     average = average + _average_buffers(problem, c, shared.parts.hidden[shared.cell_of])
-    second = _second_rank(problem, c, shared, saved) + lightest
+    second = _second_rank(problem, c, shared) + lightest
     return peak(problem, np.maximum(least, np.maximum(average, second)), c)
 
 
 def layout_seconds(problem: Problem, candidates: Candidates, shared: Tables) -> Floats:
     """Least step time: a perfect cut of whole layers, nothing exposed but what no cut can hide."""
-    parts, cell, work = shared.parts, shared.cell_of, problem.work
+    parts, work, c = shared.parts, problem.work, candidates
     per_row = parts.forward[None] + parts.backward
-    total, lightest, heaviest = _per_layout(
-        candidates, cell, work.totals @ per_row, per_row[:, 1:LAST].min(axis=1), per_row.max(axis=1)
+    ends = np.maximum(
+        per_row[:, FIRST] + per_row[:, work.layer_rows[0]], per_row[:, LAST] + per_row[:, work.layer_rows[-1]]
     )
-    pp, virtual, count = candidates.pp, candidates.virtual, candidates.micro_batches
-    busiest = np.maximum(total / pp, -(-work.layers // pp) * lightest)
-    single = total + (count - 1) * np.maximum(busiest, heaviest)
-    interleaved = count * busiest + (pp - 1) * lightest
-    several = np.where(candidates.v_schedule > 0, count * busiest, interleaved)
-    return np.where(virtual == 1, np.where(pp == 1, count * total, single), several)
+    total, lightest, ends = _per_layout(
+        c, shared.cell_of, work.totals @ per_row, per_row[:, 1:LAST].min(axis=1), ends
+    )
+    passed = (c.pp - 1) * 2 * _send_seconds(problem, c, shared)
+    busiest = np.maximum(total / c.pp, -(-work.layers // c.pp) * lightest)
+    busiest = np.maximum(busiest, ends + (c.virtual - 1) * lightest)
+    for rows in _alike(work, per_row):
+        # Some rank has at least the average number of such layers, and a layer in each of its chunks.
+        most = -(-work.totals[rows].sum() // c.pp)
+        (seconds,) = _per_layout(c, shared.cell_of, per_row[:, rows].min(axis=1))
+        busiest = np.maximum(busiest, most * seconds + np.maximum(c.virtual - most, 0) * lightest)
+    steady = c.micro_batches * busiest
+    single = total + (c.micro_batches - 1) * np.maximum(busiest, (total + passed) / c.pp) + passed
+    interleaved = steady + (c.pp - 1) * lightest + passed
+    several = np.where(c.v_schedule > 0, steady, interleaved)
+    return np.where(c.virtual == 1, np.where(c.pp == 1, c.micro_batches * total, single), several)
+
+
+def _alike(work: Workload, per_row: Floats) -> list[Ints]:
+    """Rows of layers in sets of about equal cost; any sets give a bound, these a good one."""
+    rows = np.unique(work.layer_rows)
+    cost = per_row[:, rows].mean(axis=(0, 2))
+    order = np.argsort(cost)
+    jumps = np.flatnonzero(cost[order][1:] > 1.1 * cost[order][:-1]) + 1
+    return np.split(rows[order], jumps)
+
+
+def _send_seconds(problem: Problem, c: Candidates, shared: Tables) -> Floats:
+    """Least time of the largest hand-over: the last chunk starts at layer chunks - 1 or later."""
+    arriving = _least_arriving(problem.work)[c.chunks - 1]
+    size, stride = groups_of(c)["pp"]
+    seconds: Floats = problem.network.collective_seconds(
+        "send_receive", arriving * shared.parts.hidden[shared.cell_of], size, stride
+    )
+    return seconds
+
+
+def _least_arriving(work: Workload) -> Ints:
+    """Fewest hidden states that a chunk receives which starts at each layer or later, [layers]."""
+    least: Ints = np.minimum.accumulate(work.states_before[: work.layers][::-1])[::-1]
+    return least
 
 
 def _per_layout(candidates: Candidates, cell: Ints, *tables: Floats) -> tuple[Floats, ...]:
@@ -73,7 +110,7 @@ def _per_layout(candidates: Candidates, cell: Ints, *tables: Floats) -> tuple[Fl
     return tuple(table[candidates.recompute, cell] for table in tables)
 
 
-def _second_rank(problem: Problem, c: Candidates, shared: Tables, saved: Floats) -> Floats:
+def _second_rank(problem: Problem, c: Candidates, shared: Tables) -> Floats:
     """Least memory of pipeline rank 1, which holds the second most micro-batches; 0 without a pipeline.
 
     Its chunks hold at least the average chunk's seconds less one layer's; what they keep per second is
@@ -123,9 +160,8 @@ def _buffers(problem: Problem, c: Candidates) -> Ints:
 def _average_buffers(problem: Problem, c: Candidates, hidden: Floats) -> Floats:
     """Receive buffers of the average rank: chunk i starts at layer i or later, where no fewer states
     arrive, and sends as many gradients back."""
-    work = problem.work
-    least = np.minimum.accumulate(work.states_before[::-1])[::-1]
-    arriving = np.concatenate([[0, 0], np.cumsum(least[1 : work.layers])])
+    least = _least_arriving(problem.work)
+    arriving = np.concatenate([[0, 0], np.cumsum(least[1:])])
     return 2 * arriving[c.chunks] * hidden * _buffers(problem, c) / c.pp
 
 

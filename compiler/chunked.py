@@ -6,6 +6,7 @@ for V-shaped schedules, whose second chunks come back up the ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from shipway.compiler.evaluate_parts import POLICIES
 from shipway.compiler.fabric import axis_groups
 from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
 from shipway.compiler.tables import Tables, cut_bounds
+from shipway.compiler.unique import unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
 from shipway.schemas.layout import V_SHAPED, Schedule
 
@@ -109,9 +111,14 @@ class Chunked:
         return result
 
 
-def chunk(own: Candidates, shared: Tables, pp: int, chunks: int) -> Chunked:
-    """Cut layouts that all have `pp` ranks and `chunks` chunks."""
-    return Chunked(shared, own, pp, cut_bounds(shared, own, chunks))
+def chunk(candidates: Candidates, shared: Tables) -> Iterator[tuple[Ints, Chunked]]:
+    """Cut layouts, and deal them out by their pipeline ranks and chunks: positions, and what is there."""
+    bounds = cut_bounds(shared, candidates)
+    shapes, which = unique_rows(candidates.pp, candidates.chunks, candidates.v_schedule)
+    for number, (pp, chunks, _) in enumerate(shapes.tolist()):
+        index = np.flatnonzero(which == number)
+        own = bounds[index, : chunks + 1]
+        yield index, Chunked(shared.take(index), candidates.take(index), pp, own)
 
 
 def row_counts(work: Workload, bounds: Ints) -> Floats:

@@ -1,11 +1,14 @@
 """Compose a blueprint: Hydra's compose API over config groups, then overrides and interpolations.
 
+A blueprint that needs none of that is laid together without Hydra (plain.py), to the same result.
+
 Nothing is validated here beyond what composition needs; every value's origin is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from shipway.schemas.diagnostics import Diagnostic, Location
 
 if TYPE_CHECKING:
     from shipway.compiler.layers import Layer
+    from shipway.compiler.plain import Plain
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,20 @@ class _Composition:
 
     def run(self) -> Composed:
         """Compose, lay provenance, resolve."""
+        from shipway.compiler.plain import lay_together
+
+        plain = lay_together(self.document, self.search, self.origin[1:])
+        return self._by_hydra() if plain is None else self._plainly(plain)
+
+    def _plainly(self, plain: Plain) -> Composed:
+        for layer in plain.layers:
+            self._lay(layer)
+        if plain.device is not None:
+            plain.data["cluster"]["device"] = deepcopy(plain.device.data)
+            self._record_device(plain.device)
+        return self._result(plain.data, complete=True)
+
+    def _by_hydra(self) -> Composed:
         from shipway.compiler.defaults import DefaultsWalk
         from shipway.compiler.interpolations import Resolution
         from shipway.compiler.overrides import chosen_twice, parse_overrides
@@ -213,8 +231,6 @@ class _Composition:
         """Replace the name of a device by its figures."""
         from omegaconf import OmegaConf, open_dict
 
-        from shipway.compiler.provenance import Origin
-
         if "cluster" not in config or OmegaConf.is_interpolation(config, "cluster"):
             return
         cluster = OmegaConf.select(config, "cluster", throw_on_missing=False)
@@ -233,6 +249,12 @@ class _Composition:
         if found is None:
             self.unknown.append(("cluster", "device"))
             return
+        self._record_device(found)
+
+    def _record_device(self, found: Document) -> None:
+        """A device's figures come from its file, the choice of it from where it is named."""
+        from shipway.compiler.provenance import Origin
+
         chosen = self.provenance.origin(("cluster", "device"))
         self.provenance.add_document(found, ("cluster", "device"))
         self.provenance.origins["cluster", "device"] = Origin(chosen.value, chosen.key)

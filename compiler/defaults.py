@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shipway.compiler.documents import Document, KeyPath, read_document
-from shipway.compiler.groups import SearchPath, header_of
+from shipway.compiler.groups import SearchPath
+from shipway.compiler.hydra_source import header_of
 from shipway.compiler.suggest import did_you_mean, ordered
 from shipway.schemas.diagnostics import Diagnostic
 

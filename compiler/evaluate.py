@@ -71,11 +71,8 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
     size = len(candidates)
     step, peak, upper = np.empty(size), np.empty(size), np.empty(size)
     groups = []
-    keys = np.column_stack([candidates.pp, candidates.chunks, candidates.v_schedule])
-    shapes, which = np.unique(keys, axis=0, return_inverse=True)
-    for number, (pp, chunks, _) in enumerate(shapes):
-        index = np.flatnonzero(which.reshape(-1) == number)
-        group = _evaluate_group(problem, candidates, shared, int(pp), int(chunks), index)
+    for index, chunked in chunk(candidates, shared):
+        group = _evaluate_group(problem, chunked, index)
         step[index] = group.step_seconds
         peak[index] = group.peaks.peak.max(axis=1)
         upper[index] = group.peaks.upper.max(axis=1)
@@ -83,26 +80,23 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
     return Evaluation(step, peak, upper, tuple(groups))
 
 
-def _evaluate_group(
-    problem: Problem, candidates: Candidates, shared: Tables, pp: int, chunks: int, index: Ints
-) -> Group:
-    chunked = chunk(candidates.take(index), shared.take(index), pp, chunks)
+def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints) -> Group:
     own = chunked.own
     states = _chunk_states(chunked)
     terms = memory_terms(
         states,
         _chunk_activations(chunked),
         outside_bytes(problem, own),
-        pp,
+        chunked.pp,
         own.zero,
         own.micro_batches,
-        shared.sizes,
+        chunked.shared.sizes,
         problem.space.capability,
     )
     time = step_time(problem, chunked, states)
     return Group(
-        pp=pp,
-        chunks=chunks,
+        pp=chunked.pp,
+        chunks=chunked.bounds.shape[1] - 1,
         index=index,
         chunked=chunked,
         memory=terms,

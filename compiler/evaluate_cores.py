@@ -26,10 +26,7 @@ Ints = npt.NDArray[np.int64]
 def core_bounds(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Floats, Floats]:
     """Least seconds of a step and least peak bytes of each core."""
     seconds, least = np.empty(len(cores)), np.empty(len(cores))
-    keys = (cores.v_schedule * 4096 + cores.pp) * 4096 + cores.chunks
-    for key in np.unique(keys):
-        index = np.flatnonzero(keys == key)
-        chunked = chunk(cores.take(index), shared.take(index), int(key) // 4096 % 4096, int(key) % 4096)
+    for index, chunked in chunk(cores, shared):
         seconds[index] = least_pass_seconds(problem, chunked)
         least[index] = _bytes(problem, chunked)
     return seconds, least

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from shipway.compiler.docstrings import description
 from shipway.compiler.documents import Key, KeyPath
 
 
@@ -159,7 +160,7 @@ def walk(root: type[BaseModel], prefix: str = "") -> Iterator[FieldEntry]:
         path = f"{prefix}{name}"
         annotation = _annotation(field)
         yield FieldEntry(
-            path, type_words(annotation), field.description or "", default_words(field), _owner(root)
+            path, type_words(annotation), description(root, name), default_words(field), _owner(root)
         )
         yield from _walk_below(annotation, path)
 

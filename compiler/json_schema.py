@@ -33,7 +33,11 @@ DEFAULTS = {
 
 def json_schema(group: str) -> dict[str, Any]:
     """The schema of a blueprint or of one group's files."""
-    schema = deepcopy(_model(group).model_json_schema())
+    from shipway.compiler.docstrings import describe
+
+    model = _model(group)
+    describe(model)
+    schema = deepcopy(model.model_json_schema())
     definitions: dict[str, Any] = schema.pop("$defs", {})
     for definition in (schema, *definitions.values()):
         _loosen(definition)

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf.errors import OmegaConfBaseException
-
 from shipway.compiler.documents import Document, KeyPath, read_document
-from shipway.compiler.groups import SearchPath, extend_hydra
+from shipway.compiler.groups import SearchPath
 from shipway.compiler.provenance import dotted
 from shipway.schemas.diagnostics import Diagnostic, Location
 
@@ -56,6 +50,14 @@ class Merged:
 
 def merge(path: Path, search: SearchPath, choices: Sequence[str]) -> Merged:
     """Compose the blueprint in `path`; `choices` are overrides of its defaults list, as Hydra has them."""
+    import hydra  # 0.3 s: only for who needs it
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    from shipway.compiler.hydra_source import extend_hydra
+
     name = path.name.removesuffix(path.suffix)
     layers: tuple[Layer, ...] = ()
     try:

@@ -12,12 +12,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.cut import RESOLUTION, cut
+from shipway.compiler.cut import RESOLUTION, cuts
 from shipway.compiler.delta_context import exchanges_heads
-from shipway.compiler.evaluate_parts import POLICIES, Cells, PartCosts, load_imbalance, part_costs
+from shipway.compiler.evaluate_parts import Cells, PartCosts, load_imbalance, part_costs
 from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, element_bytes, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.problem import Problem
+from shipway.compiler.unique import unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -41,10 +42,8 @@ class Tables:
     work: Workload
     sums: dict[tuple[str, int], Floats] = field(default_factory=dict)
     """Running sums over layers that have been asked for, see `running`."""
-    cuts: dict[tuple[bytes, int], tuple[int, ...]] = field(default_factory=dict)
-    """Boundaries by rounded costs and chunks."""
-    guesses: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The latest cut for a number of chunks, near to the next one."""
+    cuts: dict[tuple[int, ...], Ints] = field(default_factory=dict)
+    """Boundaries by cell, policy and number of chunks, of those that have been asked for."""
 
     @cached_property
     def rounded(self) -> Ints:
@@ -136,16 +135,6 @@ def shardings_of(candidates: Candidates) -> tuple[Shardings, Ints]:
     return Shardings(*rows.T), which
 
 
-def unique_rows(*columns: Ints) -> tuple[Ints, Ints]:
-    """Distinct rows of equally long columns of small numbers, in sorted order, and which one each row is."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        # Mixed-radix codes sort like the rows and far faster.
-        code = code * (int(column.max(initial=0)) + 1) + column
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return np.column_stack(columns)[first], which.reshape(-1)
-
-
 def with_splits(problem: Problem, shared: Tables, layouts: Candidates, core: Ints) -> Tables:
     """Tables of layouts that share their cells with cores already tabled."""
     shardings, sharding_of = shardings_of(layouts)
@@ -174,26 +163,24 @@ def cells_of(problem: Problem, rows: Ints) -> Cells:
     return Cells(context, sequences, cp, tp, ep, imbalance, exchanges_heads(problem, sequences, cp, tp))
 
 
-def cut_bounds(shared: Tables, own: Candidates, chunks: int) -> Ints:
-    """The balanced cut of each layout, [layouts, chunks + 1]."""
-    keys, which = np.unique(shared.cell_of * POLICIES + own.recompute, return_inverse=True)
-    if chunks == 1:
-        return np.tile(np.array([0, shared.work.layers]), (len(own), 1))
-    bounds = np.array([_cut(shared, int(key), chunks) for key in keys], dtype=np.int64)
-    spread: Ints = bounds[which.reshape(-1)]
+def cut_bounds(shared: Tables, own: Candidates) -> Ints:
+    """The balanced cut of each layout, [layouts, most chunks + 1], filled up with the number of layers."""
+    chunks = own.chunks
+    keys, which = unique_rows(shared.cell_of, own.recompute, chunks)
+    wanted = list(map(tuple, keys.tolist()))
+    fresh = np.array([key for key in wanted if key not in shared.cuts], dtype=np.int64).reshape(-1, 3)
+    if len(fresh):
+        cell, policy, count = fresh.T
+        costs = shared.rounded[:, policy, cell]
+        layers = costs[shared.work.layer_rows].T
+        layers[:, 0] += costs[FIRST]
+        layers[:, -1] += costs[LAST]
+        for key, bounds in zip(map(tuple, fresh.tolist()), cuts(layers, count), strict=True):
+            shared.cuts[key] = bounds
+    width = int(chunks.max()) + 1
+    result = np.full((len(keys), width), shared.work.layers)
+    for row, key in zip(result, wanted, strict=True):
+        held = shared.cuts[key][:width]
+        row[: len(held)] = held
+    spread: Ints = result[which]
     return spread
-
-
-def _cut(shared: Tables, key: int, chunks: int) -> tuple[int, ...]:
-    """Cut for one cell and policy; cells whose rows cost alike share it."""
-    cell, policy = divmod(key, POLICIES)
-    costs = shared.rounded[:, policy, cell]
-    memo = (costs.tobytes(), chunks)
-    held = shared.cuts.get(memo)
-    if held is None:
-        layers = costs[shared.work.layer_rows]
-        layers[0] += costs[FIRST]
-        layers[-1] += costs[LAST]
-        held = shared.cuts[memo] = cut(layers.tolist(), chunks, shared.guesses.get(chunks))
-        shared.guesses[chunks] = held
-    return held

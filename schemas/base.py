@@ -15,7 +15,9 @@ class Schema(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
-        use_attribute_docstrings=True,
+        # A class is built when it is first used: a command uses few of them. The docstrings of fields are
+        # read where they are shown (compiler/docstrings.py).
+        defer_build=True,
         ser_json_inf_nan="strings",
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from typer import completion
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
@@ -40,20 +41,37 @@ class CommandFolder(TyperGroup):
         module = importlib.import_module(f"{commands.__name__}.{module_name}")
         if hasattr(module, "application"):
             return typer.main.get_command(module.application())
-        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(cmd_name, no_args_is_help=getattr(module, "NO_ARGUMENTS_IS_HELP", False))(
             module.command
         )
         return typer.main.get_command(single)
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """The `--help` option, with a value when it is not given that needs no pydantic to be understood."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """All commands with the whole first sentence of each one's help."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in found.items()])
+
 
 def application() -> typer.Typer:
-    """The whole application."""
+    """The whole application.
+
+    The options of completion are Typer's own, with a default that needs no pydantic to be understood.
+    """
     app = typer.Typer(
         name="shipway",
         cls=CommandFolder,
         no_args_is_help=True,
-        rich_markup_mode="rich",
+        add_completion=False,
+        rich_markup_mode=None,  # rich's own imports would take longer than all the rest of a help page
         pretty_exceptions_enable=False,
         help="Plan, build and launch the training of very large models from one blueprint.",
         epilog="Exit status: 0 done, 2 usage, blueprint or edited plan, 3 nothing fits, 4 environment, "
@@ -65,9 +83,24 @@ def application() -> typer.Typer:
         version: bool = typer.Option(
             False, "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
         ),
+        install_completion: bool = typer.Option(
+            False,
+            "--install-completion",
+            is_eager=True,
+            callback=completion.install_callback,
+            help="Install completion for the current shell.",
+        ),
+        show_completion: bool = typer.Option(
+            False,
+            "--show-completion",
+            is_eager=True,
+            callback=completion.show_callback,
+            help="Show completion for the current shell, to copy it.",
+        ),
     ) -> None:
-        del version
+        del version, install_completion, show_completion
 
+    completion.get_completion_inspect_parameters()  # makes the shells known
     return app
 
 

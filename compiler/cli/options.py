@@ -35,7 +35,7 @@ Name = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[OVERRIDE]...",
+        metavar="OVERRIDE",
         help="Overrides in Hydra's syntax: cluster=h200_8 training.micro_batch=2",
         autocompletion=_complete_override,
         show_default=False,

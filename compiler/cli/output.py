@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from shipway.compiler.cli import exit_codes
-from shipway.schemas.diagnostics import Diagnostic, Location
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from shipway.schemas.diagnostics import Diagnostic
 
 PLAIN_WIDTH = 120
 """Columns where output is no terminal: a log or a pipe should not depend on a window."""
@@ -80,6 +81,8 @@ class Output:
         self, code: str, summary: str, status: int, *, file: str = "", help_text: str = ""
     ) -> NoReturn:
         """Leave with one diagnostic."""
+        from shipway.schemas.diagnostics import Diagnostic, Location
+
         where = Location(file=file) if file else None
         self.fail([Diagnostic(code=code, summary=summary, where=where, help=help_text)], status)
 

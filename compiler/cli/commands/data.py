@@ -30,7 +30,7 @@ def application() -> typer.Typer:
         name="data",
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,
         help="Pack text into token shards, and look into them.",
     )
     app.command("pack", no_args_is_help=True)(pack)

@@ -1,10 +1,11 @@
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipway.compiler.cut import cut
+from shipway.compiler.cut import cut, cuts
 
 
 def slowest(costs: list[int], bounds: tuple[int, ...]) -> int:
@@ -31,18 +32,25 @@ def test_a_cut_is_as_even_as_any(costs: list[int], data: st.DataObject) -> None:
 
 
 @settings(deadline=None)
-@given(costs=layers, others=layers, data=st.data())
-def test_a_guess_never_changes_the_cut(costs: list[int], others: list[int], data: st.DataObject) -> None:
-    others = (others * len(costs))[: len(costs)]
-    chunks = data.draw(st.integers(1, len(costs)))
-    assert cut(costs, chunks, cut(others, chunks)) == cut(costs, chunks)
+@given(length=st.integers(1, 9), data=st.data())
+def test_models_cut_together_are_cut_as_each_alone(length: int, data: st.DataObject) -> None:
+    models = data.draw(st.lists(st.lists(st.integers(1, 60), min_size=length, max_size=length), min_size=1))
+    chunks = data.draw(st.lists(st.integers(1, length), min_size=len(models), max_size=len(models)))
+    together = cuts(np.array(models), np.array(chunks))
+    for costs, count, bounds in zip(models, chunks, together.tolist(), strict=True):
+        assert tuple(bounds[: count + 1]) == cut(costs, count)
+        assert set(bounds[count:]) == {length}
 
 
 def test_layers_never_get_lost() -> None:
     # torchtitan#963: an uneven split dropped layers.
     for layers_ in range(1, 130):
-        for chunks in range(1, min(layers_, 40) + 1):
-            assert len(cut([1] * layers_, chunks)) == chunks + 1
+        chunks = np.arange(1, min(layers_, 40) + 1)
+        bounds = cuts(np.ones((len(chunks), layers_), dtype=np.int64), chunks)
+        for count, row in zip(chunks.tolist(), bounds.tolist(), strict=True):
+            assert row[0] == 0
+            assert row[count] == layers_
+            assert all(start < end for start, end in pairwise(row[: count + 1]))
 
 
 def test_more_chunks_than_layers_are_refused() -> None:
