@@ -320,10 +320,17 @@ _CODES = (
         "A build file that was edited",
         "You may edit model.py on purpose; if you did not, `shipway build --force` writes it anew.",
     ),
+    Code(
+        "LA007",
+        "The run's folder cannot be written",
+        "A run keeps its record, logs and checkpoints in it; `--runs DIR` names another place.",
+    ),
     Code("LA010", "No sbatch", "Slurm's commands are only on its login nodes; `--dry-run` works anywhere."),
     Code("LA011", "No such image", "The container image must be a file on storage that the nodes share."),
     Code("LA012", "Too short a time limit", "One save would take half of the job's time."),
     Code("LA020", "Too large for this machine", "The local target runs on one machine only."),
+    Code("LA021", "Devices are missing", "The plan counts on devices that this machine does not have."),
+    Code("LA022", "Another device", "A plan is bound to its device: memory and speed decide the layout."),
     Code("LA030", "No kubectl", "The cluster is reached through kubectl and its current context."),
     Code(
         "LA031",
@@ -345,6 +352,7 @@ _CODES = (
         "A run's record that cannot be read",
         "Its run.json was cut, edited, or is not yours to read.",
     ),
+    Code("LA064", "A scheduler's command is missing", "Ask where the cluster's commands are: a login node."),
     Code("LA065", "The run is not running", "Only a running job can be profiled: launch or resume it first."),
 )
 

@@ -6,12 +6,16 @@ import contextlib
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from shipway.runtime.exit_codes import ExitCode
 from shipway.schemas.run import ATTEMPTS_FILE, Attempt
 
+STRAY_SECONDS = 600.0
+"""How long workers without a supervisor are given to save."""
 _GRAVITY = (ExitCode.FATAL, ExitCode.NO_PROGRESS, ExitCode.RETRYABLE, ExitCode.PREEMPTED, ExitCode.DONE)
 
 
@@ -53,13 +57,43 @@ def explain_stop(folder: Path, *, killed: bool) -> str:
 
 def kill_workers(folder: Path) -> None:
     """Kill workers of an attempt that outlived their agent, by the process ids they left."""
-    for path in folder.glob("rank*.pid"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(path.read_text())
-            # Only if the id still is a worker of ours, not a stranger that inherited the number.
-            if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+    for path, pid in _workers(folder).items():
+        with contextlib.suppress(OSError):
+            if pid is not None:
                 os.kill(pid, signal.SIGKILL)
         path.unlink(missing_ok=True)
+
+
+def end_strays(run: Path, say: Callable[[str], None], patience_seconds: float = STRAY_SECONDS) -> None:
+    """End workers that a killed supervisor left training: two generations must not write one checkpoint.
+
+    They are asked to save, and killed when they have not left in time.
+    """
+    folders = [folder for folder in run.glob("attempts/*") if any(_workers(folder).values())]
+    if folders:
+        say("workers of an earlier start are still training: they save and leave first")
+    for folder in folders:
+        for pid in filter(None, _workers(folder).values()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + patience_seconds
+    while any(any(_workers(folder).values()) for folder in folders) and time.monotonic() < until:
+        time.sleep(0.2)
+    for folder in folders:
+        kill_workers(folder)
+
+
+def _workers(folder: Path) -> dict[Path, int | None]:
+    """Process ids that workers left, by file; None where that process is no worker of ours any more."""
+    found: dict[Path, int | None] = {}
+    for path in folder.glob("rank*.pid"):
+        found[path] = None
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            # The number may have been given to a stranger since.
+            if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found[path] = pid
+    return found
 
 
 def record_deaths(folder: Path, deaths: dict[int, int]) -> None:

@@ -32,6 +32,8 @@ _VIEW_OF_AXIS = {
     "expert_shard": "expert",
     "ep": "expert",
 }
+AXES = frozenset(_VIEW_OF_AXIS)
+"""Names of all axes."""
 
 
 @dataclass(frozen=True)

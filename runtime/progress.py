@@ -1,4 +1,4 @@
-"""What a person sees: a live panel on a terminal, plain lines anywhere else. Rank 0 only."""
+"""What a person sees: a live panel on a terminal, plain lines in the log and anywhere else. Rank 0 only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from shipway.runtime.metrics import StepMetrics
+from shipway.runtime.terminal import console_on_terminal
 
 
 class Display(Protocol):
@@ -28,6 +29,8 @@ def make_display(rank: int) -> Display:
     """The display for this rank and terminal."""
     if rank != 0:
         return Silent()
+    if (terminal := console_on_terminal()) is not None:
+        return Both(Lines(), Live(terminal))
     console = Console()
     return Live(console) if console.is_terminal else Lines()
 
@@ -43,6 +46,28 @@ class Silent:
 
     def close(self) -> None:
         """Nothing."""
+
+
+class Both:
+    """Two displays at once."""
+
+    def __init__(self, *displays: Display) -> None:
+        self._displays = displays
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Show it on each."""
+        for display in self._displays:
+            display.step(metrics)
+
+    def message(self, text: str) -> None:
+        """Show it on each."""
+        for display in self._displays:
+            display.message(text)
+
+    def close(self) -> None:
+        """Close each."""
+        for display in self._displays:
+            display.close()
 
 
 class Lines:

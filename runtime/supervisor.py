@@ -3,13 +3,14 @@
     python -m shipway.runtime.supervisor BUILD --run-dir runs/ID
 
 Restarts on preemption and on retryable failures, never on fatal ones, and not without progress. One
-Ctrl-C (or TERM, USR1) lets the workers save and leave; a second one kills them. The exit code is the
-last attempt's.
+Ctrl-C (or TERM, USR1) lets the workers save and leave; a second one kills them. A terminal that goes
+away ends nothing. The exit code is the last attempt's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -23,11 +24,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from shipway.runtime.attempts import append_attempt, explain, explain_stop, kill_workers, next_number
+from shipway.runtime.attempts import (
+    append_attempt,
+    end_strays,
+    explain,
+    explain_stop,
+    kill_workers,
+    next_number,
+)
 from shipway.runtime.build_folder import read_plan
+from shipway.runtime.echo import STREAMS, Echo
 from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.lock import RunLock
 from shipway.runtime.report import try_report
 from shipway.runtime.run_folder import RunFolder
+from shipway.runtime.terminal import VARIABLE as TERMINAL
+from shipway.runtime.terminal import terminal_here
 from shipway.schemas.plan import Plan
 from shipway.schemas.run import HALT_FILE, Attempt
 
@@ -36,6 +48,12 @@ LONGEST_PAUSE_SECONDS = 60.0
 STOPPED = "stopped"
 """State of a run, and reason of its attempt, that ended because it was asked to."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def say(text: str) -> None:
+    """Print at once; nobody may be there to read it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
 
 
 @dataclass
@@ -47,7 +65,7 @@ class Supervisor:
     run: RunFolder
     extra: Sequence[str] = ()
     """Further arguments of shipway.runtime.main."""
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = say
     stop_requests: int = 0
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _number: int = 0
@@ -76,9 +94,11 @@ class Supervisor:
                 return code
 
     def install_signals(self) -> None:
-        """Take over the stop signals."""
+        """Take over the stop signals, those held back since the start too, and outlive the terminal."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.signal(signal.SIGHUP, _leave_terminal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_requests += 1
@@ -104,11 +124,10 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         started_at = now()
         self.run.write_status(state="running", attempt=self._number, reason="")
-        environment = os.environ | {
-            "SHIPWAY_ATTEMPT": str(self._number),
-            "SHIPWAY_ATTEMPT_FOLDER": str(folder),
-        }
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._processes)))
+        terminal = terminal_here()
+        echo = Echo(folder / "logs", files=STREAMS if terminal is None else ("stderr.log",))
+        echo.start()
+        environment = self._environment(folder, terminal)
         # A session of its own: Ctrl-C on the terminal reaches the supervisor alone, which decides.
         self._child = subprocess.Popen(self.command(folder), env=environment, start_new_session=True)
         if self.stop_requests:  # asked while the process was made, when there was none to tell
@@ -116,6 +135,7 @@ class Supervisor:
         returned = self._child.wait()
         self._child = None
         kill_workers(folder)
+        echo.finish()
         code = self._code(returned)
         killed = self.stop_requests > 1 and returned == -signal.SIGKILL
         if self.stop_requests and (killed or code is ExitCode.PREEMPTED):
@@ -130,19 +150,25 @@ class Supervisor:
         try_report(self.run.path)
         return code
 
+    def _environment(self, folder: Path, terminal: str | None) -> dict[str, str]:
+        """The workers'; on a terminal rank 0 shows steps itself, else the echo of its log does."""
+        threads = max(1, (os.cpu_count() or 1) // self._processes)
+        defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        owned = {"SHIPWAY_ATTEMPT": str(self._number), "SHIPWAY_ATTEMPT_FOLDER": str(folder)}
+        return defaults | os.environ | owned | ({TERMINAL: terminal} if terminal else {})
+
     def _code(self, returned: int) -> ExitCode:
         if self.stop_requests and returned == -signal.SIGTERM:
             return ExitCode.PREEMPTED  # our own signal, before the agent could pass it on
         return ExitCode(returned) if returned in set(ExitCode) else ExitCode.RETRYABLE
 
     def command(self, folder: Path) -> list[str]:
-        """What one attempt runs. Rank 0 writes to this terminal, the others to the attempt's folder."""
-        redirects = ",".join(f"{rank}:3" for rank in range(1, self._processes))
+        """What one attempt runs: every rank writes to the attempt's folder, of which rank 0 is echoed."""
         return [
             *(sys.executable, "-m", "shipway.runtime.elastic"),
             *("--nproc-per-node", str(self._processes)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", "0"),
-            *("--log-dir", str(folder / "logs"), *(("--redirects", redirects) if redirects else ())),
+            *("--log-dir", str(folder / "logs"), "--redirects", "3"),
             *("-m", "shipway.runtime.main", str(self.build), "--run-dir", str(self.run.path), *self.extra),
         ]
 
@@ -172,6 +198,13 @@ class Supervisor:
         )
 
 
+def _leave_terminal(number: int, frame: FrameType | None) -> None:
+    """The terminal is gone: the run goes on, and what would be printed has no place to go."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+
+
 def now() -> str:
     """The time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -188,22 +221,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plan = read_plan(options.build)
         check_same_plan(plan, run)
+        lock = RunLock(run.path)
+        lock.take()
     except Fatal as error:
         print(error, file=sys.stderr)
         return int(ExitCode.FATAL)
-    shutil.copyfile(options.build / "plan.json", run.path / "plan.json")
-    pid_file = run.path / "supervisor.pid"
-    pid_file.write_text(f"{os.getpid()}\n")
+    except OSError as error:
+        print(f"{run.path} cannot be used: {(error.strerror or 'error').lower()}", file=sys.stderr)
+        return int(ExitCode.FATAL)
     extra = ("--device", options.device) if options.device else ()
     supervisor = Supervisor(plan, options.build.resolve(), run, extra)
     supervisor.install_signals()
     try:
+        shutil.copyfile(options.build / "plan.json", run.path / "plan.json")
+        end_strays(run.path, supervisor.say)
         code = supervisor.supervise()
         if supervisor.stop_requests and code is not ExitCode.DONE and code.restarts:
-            print(f"continue with {ways_to_continue(options.build, run.path)}")
+            say(f"continue with {ways_to_continue(options.build, run.path)}")
         return int(code)
     finally:
-        pid_file.unlink(missing_ok=True)
+        lock.release()
 
 
 def ways_to_continue(build: Path, run: Path) -> str:
@@ -220,15 +257,12 @@ def _typed(path: Path) -> str:
 
 
 def check_same_plan(plan: Plan, run: RunFolder) -> None:
-    """Refuse to continue a run under another plan, to start what was halted, or to start a run twice."""
+    """Refuse to continue a run under another plan, or to start what was halted."""
     run.path.mkdir(parents=True, exist_ok=True)
     if (run.path / HALT_FILE).exists():
         raise Fatal(f"{run.path / HALT_FILE} is there, so nothing may start; `shipway resume` lifts it")
     if (run.path / "plan.json").exists() and read_plan(run.path).hash != plan.hash:
         raise Fatal(f"{run.path} is a run of another plan: start a new one (--new), or build that plan again")
-    pid_file = run.path / "supervisor.pid"
-    if pid_file.exists() and Path(f"/proc/{pid_file.read_text().strip()}").exists():
-        raise Fatal(f"{run.path} is running already (process {pid_file.read_text().strip()})")
 
 
 if __name__ == "__main__":

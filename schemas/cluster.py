@@ -120,9 +120,9 @@ class KubernetesTarget(Schema):
     checkpoint_claim: str = "shipway-checkpoints"
     """Persistent volume claim that holds the run's folder."""
     topology_key: str | None = None
-    """Node label of the domain (rack, block) that a stage should have for itself."""
-    runtime: str = "torch-distributed"
-    """ClusterTrainingRuntime that a TrainJob refers to."""
+    """Node label of the domain (rack, block) that a stage should have for itself; with Kueue, fit into."""
+    runtime: str | None = None
+    """ClusterTrainingRuntime that a TrainJob refers to; null: one of the run's own, with its restarts."""
     shared_memory: Bytes = 64_000_000_000
     """Size of /dev/shm, which data workers and NCCL use."""
     secret: str | None = None
@@ -164,9 +164,9 @@ class SshTarget(Schema):
 
     kind: Literal["ssh"] = "ssh"
     hosts: tuple[str, ...] = Field(min_length=1)
-    """Hosts, one per node; the first is the rendezvous."""
+    """Hosts, one per node; those beyond the nodes that a stage takes are to spare."""
     workdir: str = "shipway"
-    """Folder on the hosts, below the home folder unless absolute; shared between them or copied to each."""
+    """Folder on storage that all hosts share, below the home folder unless absolute."""
     python: str = "python3"
     """Python with Shipway installed, on the hosts."""
     options: tuple[str, ...] = ()

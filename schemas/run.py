@@ -39,6 +39,8 @@ class RunRecord(Schema):
     """Build folder, absolute."""
     launched_at: str
     """When it was launched or last resumed, ISO 8601 in UTC."""
+    launches: int = 1
+    """Times that it was launched or resumed."""
     jobs: tuple[Job, ...] = ()
     """Jobs of the latest launch, in the order they run."""
 
@@ -58,4 +60,4 @@ class Attempt(Schema):
     exit_code: int
     """One of the reserved codes, or what else the workers left with."""
     reason: str
-    """done, preempted, retryable, fatal, no progress, preflight, stopped."""
+    """done, preempted, retryable, fatal, no progress, preflight, stopped, lost (nobody was left to say)."""

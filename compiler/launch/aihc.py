@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from shipway.compiler.launch.job import Programme, slug
@@ -71,14 +72,19 @@ class Aihc:
             )
         return found
 
+    def probe(self, programme: Programme, build: Path) -> list[Command]:
+        """Nothing: the service answers at submission only."""
+        return []
+
     def submit(self, programme: Programme, run: Run) -> list[Command]:
         """One CreateJob."""
         target = _target(programme)
-        return [_call(target, "CreateJob", {}, "create the job", body_text(programme, slug(run.id)))]
+        text = body_text(programme, slug(run.id), run.launch)
+        return [_call(target, "CreateJob", {}, "create the job", text)]
 
     def submitted(self, programme: Programme, output: str) -> tuple[Job, ...]:
         """The id in the answer."""
-        target, answer = _target(programme), json.loads(output)
+        target, answer = _target(programme), _answer(output)
         job = answer.get("jobId") or answer.get("result", {}).get("jobId")
         where = f"{target.endpoint} {target.resource_pool} {target.queue}"
         return (Job(stage="all", id=f"{where} {job}"),) if job else ()
@@ -89,7 +95,7 @@ class Aihc:
 
     def states(self, record: RunRecord, output: str) -> list[JobState]:
         """The answer's status."""
-        lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        lines = [_answer(line) for line in output.splitlines() if line.startswith("{")]
         found = []
         for job, answer in zip(record.jobs, lines, strict=False):
             word = str(answer.get("status") or answer.get("result", {}).get("status", "unknown"))
@@ -105,11 +111,12 @@ class Aihc:
         return [_about(job, "StopJob", "end the pods; they save first") for job in record.jobs]
 
 
-def body(programme: Programme, job_name: str) -> dict[str, object]:
-    """The body of CreateJob."""
+def body(programme: Programme, run_name: str, launch: int = 1) -> dict[str, object]:
+    """The body of CreateJob; a run that is resumed is another job in the same folder."""
     target, segment = _target(programme), segments(programme)[-1]
     stage, devices = segment.stage, programme.cluster.devices_per_node
-    environment = {"SHIPWAY_RUN": f"/runs/{job_name}"}
+    job_name = run_name if launch == 1 else f"{run_name}-r{launch}"
+    environment = {"SHIPWAY_RUN": f"/runs/{run_name}", "SHIPWAY_LAUNCH": str(launch)}
     return {
         "name": job_name,
         "queue": target.queue,
@@ -131,13 +138,22 @@ def body(programme: Programme, job_name: str) -> dict[str, object]:
         "enableBccl": stage.nodes >= 2 and devices == 8 and "a800" in target.gpu_resource,
         "faultTolerance": True,
         "faultToleranceArgs": f"--max-num-of-unconditional-retry={target.restarts}",
-        "tensorboardConfig": {"enable": True, "logPath": f"/runs/{job_name}/tensorboard"},
+        "tensorboardConfig": {"enable": True, "logPath": f"/runs/{run_name}/tensorboard"},
     }
 
 
-def body_text(programme: Programme, job_name: str) -> str:
+def body_text(programme: Programme, run_name: str, launch: int = 1) -> str:
     """`body` as JSON."""
-    return json.dumps(body(programme, job_name), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(body(programme, run_name, launch), indent=2, ensure_ascii=False) + "\n"
+
+
+def _answer(text: str) -> dict[str, Any]:
+    """The service's answer; empty when it is not what the interface says."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _call(target: AihcTarget, action: str, query: dict[str, str], purpose: str, text: str = "") -> Command:

@@ -1,4 +1,4 @@
-"""The build folder's `container/`: a Dockerfile and an Apptainer definition on one pinned base."""
+"""The build folder's `container/`: a Dockerfile, and what makes Apptainer's and enroot's image of it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def container_files(plan: Plan, programme: Programme) -> dict[str, str]:
         "cuda": kind == "cuda",
     }
     files = {
+        "container/enroot.sh": fill("container/enroot.sh.j2", **values),
         "container/Dockerfile": fill("container/Dockerfile.j2", **values),
         "container/Dockerfile.dockerignore": "**/__pycache__\nruns\n.shipway-manifest.json\n",
     }

@@ -16,6 +16,10 @@ SECRET = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)", re.IGNORECASE
 )
 """Names of values that must not be written into a file."""
+SECRET_VALUE = re.compile(
+    r"^(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{12}|PRIVATE KEY-|://[^/@\s]*:[^/@\s]+@"
+)
+"""Values that give themselves away: published forms of tokens, private keys, passwords in addresses."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def refused(programme: Programme) -> list[tuple[str, str]]:
     for variable in of_blueprint(programme):
         if OWNED.match(variable.name):
             found.append((variable.name, "belongs to the launcher: it says who is which rank"))
-        elif SECRET.search(variable.name):
+        elif SECRET.search(variable.name) or SECRET_VALUE.search(variable.value):
             found.append(
                 (variable.name, "looks like a secret, and would be written into scripts and records")
             )

@@ -17,8 +17,7 @@ def launch_files(plan: Plan) -> dict[str, str]:
     files = {f"launch/{path}": text for path, text in target_named(kind).render(jobs).items()}
     if kind != "local":
         files["launch/node.sh"] = node_script(jobs)
-        files |= container_files(plan, jobs)
-    return files
+    return files | container_files(plan, jobs)
 
 
 def node_script(jobs: Programme) -> str:

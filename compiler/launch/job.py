@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -65,10 +66,20 @@ class Programme:
         return max(self.stages, key=lambda stage: (stage.nodes, stage.processes_per_node))
 
 
+SLUG_LENGTH = 40
+"""Leaves room in 63 letters for what controllers append: the job, the node's number, a random tail."""
+_TAIL = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
+
+
 def slug(name: str) -> str:
-    """`name` as an RFC 1123 label: what Kubernetes takes, and so everyone."""
+    """`name` as an RFC 1123 label: what Kubernetes takes, and so everyone.
+
+    Of a long name the middle goes: a run's time at its end tells it from others.
+    """
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
-    return kept.strip("-")[:40].rstrip("-")
+    tail = found.group() if (found := _TAIL.search(kept)) else ""
+    head = kept.removesuffix(tail).strip("-")[: SLUG_LENGTH - len(tail)].rstrip("-")
+    return f"{head}{tail}"
 
 
 def programme(plan: Plan) -> Programme:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
+from shipway.compiler.launch.excluded import read_excluded
 from shipway.compiler.launch.job import Programme, slug
-from shipway.compiler.launch.segments import Segment, segments
+from shipway.compiler.launch.manifests import KINDS, manifests
+from shipway.compiler.launch.segments import segments
 from shipway.compiler.launch.target import Command, JobState, Run, State
 from shipway.compiler.launch.templates import fill
 from shipway.schemas.cluster import KubernetesTarget
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.run import Job, RunRecord
 
-PORT = 29500
 RESOURCES = {"jobset": "jobset", "trainjob": "trainjob", "volcano": "job.batch.volcano.sh"}
-KINDS = {"jobset": "JobSet", "trainjob": "TrainJob", "volcano": "Volcano job"}
+PLURALS = {
+    "jobset": "jobsets.jobset.x-k8s.io",
+    "trainjob": "trainjobs.trainer.kubeflow.org",
+    "volcano": "jobs.batch.volcano.sh",
+}
+OWNED = {"jobset": "jobset", "trainjob": "trainjob,trainingruntime", "volcano": "job.batch.volcano.sh"}
+"""Kinds of the objects that a launch makes."""
 CONFIG_MAP_LIMIT_BYTES = 1_000_000
-_RESTARTS = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 _STATES: dict[str, State] = {
     "Completed": "done", "Complete": "done", "Failed": "failed", "Suspended": "waiting", "Pending": "waiting",
     "Running": "running", "Restarting": "running", "Aborted": "stopped", "Terminated": "failed",
@@ -30,7 +35,7 @@ class Kubernetes:
     """kubectl."""
 
     def render(self, programme: Programme) -> dict[str, str]:
-        """The manifest for a run named after the blueprint, and the containers' first process."""
+        """Manifests for a run named after the blueprint, and the containers' first process."""
         start = fill(
             "launch/start.sh.j2",
             name=programme.name,
@@ -38,10 +43,8 @@ class Kubernetes:
             regenerate=programme.regenerate,
             meeting=_meeting_in_container(_target(programme).flavour),
         )
-        return {
-            f"kubernetes/{_target(programme).flavour}.yaml": manifest(programme, programme.slug),
-            "start.sh": start,
-        }
+        texts = manifests(programme, programme.slug)
+        return {**{f"kubernetes/{name}": text for name, text in texts.items()}, "start.sh": start}
 
     def check(self, programme: Programme, build: Path) -> list[Diagnostic]:
         """kubectl, a pinned image, stages that the controller can chain, a plan that fits a ConfigMap."""
@@ -74,26 +77,52 @@ class Kubernetes:
             )
         return found
 
+    def probe(self, programme: Programme, build: Path) -> list[Command]:
+        """Whether the controller is installed, jobs may be made, and the run's volume is there."""
+        target = _target(programme)
+        where, resource = f"--namespace={target.namespace}", PLURALS[target.flavour]
+        return [
+            Command(("kubectl", "get", "crd", resource, "--output=name"), f"{resource} are known"),
+            Command(("kubectl", "auth", "can-i", "create", resource, where), f"{resource} may be made"),
+            Command(("kubectl", "get", "pvc", target.checkpoint_claim, where), "the volume of runs is there"),
+        ]
+
     def submit(self, programme: Programme, run: Run) -> list[Command]:
-        """The plan as a ConfigMap, then the manifest under the run's name."""
+        """The plan as a ConfigMap, then the manifests under the run's name.
+
+        Of a run that is resumed the old objects go first: applied again, they would stay as they ended.
+        """
         target = _target(programme)
         name = slug(run.id)
         plan = (run.build / "plan.json").read_text()
         apply = ("kubectl", "apply", f"--namespace={target.namespace}", "--filename=-")
-        return [
+        texts = manifests(programme, name, launch=run.launch, exclude=read_excluded(run.folder))
+        text = "---\n".join(texts.values())
+        commands = [
             Command(
                 apply, "the frozen plan, to hold the image's against", stdin=config_map(programme, name, plan)
             ),
-            Command(apply, f"the {KINDS[target.flavour]}", stdin=manifest(programme, name)),
+            Command(apply, f"the {KINDS[target.flavour]}", stdin=text),
         ]
+        if run.launch == 1:
+            return commands
+        old = ("kubectl", "delete", f"--namespace={target.namespace}", OWNED[target.flavour])
+        selected = (*old, f"--selector=shipway.dev/run={name}", "--ignore-not-found", "--wait=true")
+        return [Command(selected, "what the launch before left"), *commands]
 
     def submitted(self, programme: Programme, output: str) -> tuple[Job, ...]:
         """`jobset.jobset.x-k8s.io/NAME created` and its like."""
+        target = _target(programme)
         prefixes = ("jobset.", "trainjob.", "job.batch.volcano.sh/")
         names = [line.split()[0].split("/")[1] for line in output.splitlines() if line.startswith(prefixes)]
-        target = _target(programme)
+        stages = {f"{stage.number:02d}": stage.name for stage in programme.stages}
+        per_stage = target.flavour == "jobset"
         return tuple(
-            Job(stage="all", id=f"{target.namespace}/{RESOURCES[target.flavour]}/{n}") for n in names
+            Job(
+                stage=stages.get(name[-2:], "all") if per_stage else "all",
+                id=f"{target.namespace}/{RESOURCES[target.flavour]}/{name}",
+            )
+            for name in names
         )
 
     def status(self, record: RunRecord) -> list[Command]:
@@ -107,16 +136,17 @@ class Kubernetes:
         ]
 
     def states(self, record: RunRecord, output: str) -> list[JobState]:
-        """The newest true condition, or Volcano's phase."""
-        decoder, rest, found = json.JSONDecoder(), output.strip(), []
-        for job in record.jobs:
-            if not rest:
-                found.append(JobState(job, "unknown", "no such object"))
-                continue
+        """The newest true condition, or Volcano's phase; an object that is gone has none."""
+        decoder, rest, words = json.JSONDecoder(), output.strip(), {}
+        while rest:
             value, end = decoder.raw_decode(rest)
             rest = rest[end:].strip()
-            word = condition(value.get("status", {}))
-            found.append(JobState(job, _STATES.get(word, "running"), word.lower()))
+            words[value["metadata"]["name"]] = condition(value.get("status", {}))
+        found = []
+        for job in record.jobs:
+            word = words.get(job.id.split("/")[-1])
+            state = _STATES.get(word, "running") if word else "unknown"
+            found.append(JobState(job, state, word.lower() if word else "no such object"))
         return found
 
     def logs(self, record: RunRecord, run: Run, *, follow: bool) -> list[Command] | None:
@@ -129,85 +159,20 @@ class Kubernetes:
         ]
 
     def cancel(self, record: RunRecord, run: Run) -> list[Command]:
-        """Suspending deletes the pods with their grace period, in which they save; the object stays."""
-        commands = []
-        for namespace, resource, name in (job.id.split("/") for job in record.jobs):
-            if resource == RESOURCES["volcano"]:
-                arguments: tuple[str, ...] = (
-                    "kubectl",
-                    "delete",
-                    f"--namespace={namespace}",
-                    f"{resource}/{name}",
-                )
-            else:
-                patch = '--patch={"spec": {"suspend": true}}'
-                arguments = ("kubectl", "patch", f"--namespace={namespace}", f"{resource}/{name}")
-                arguments = (*arguments, "--type=merge", patch)
-            commands.append(Command(arguments, "end the pods; they save within their grace period"))
-        return commands
+        """Deleting ends the pods with their grace period, in which they save.
 
-
-def manifest(programme: Programme, job_name: str) -> str:
-    """The manifest of a run whose objects are called `job_name`."""
-    target = _target(programme)
-    parts = segments(programme)
-    network = programme.cluster.network
-    shared = {
-        "name": programme.name,
-        "plan_hash": programme.plan_hash,
-        "regenerate": programme.regenerate,
-        "target": target,
-        "kind": KINDS[target.flavour],
-        "size": programme.largest.describe(programme.on_gpus),
-        "job_name": job_name,
-        "image": target.image or f"{programme.slug}:unset",
-        "on_gpus": programme.on_gpus,
-        "devices_per_node": programme.cluster.devices_per_node,
-        "nics_per_node": network.nics_per_node if network else 1,
-        "shared_memory": f"{target.shared_memory // 1_000_000}M",
-        "save_seconds": programme.save_seconds,
-        "owned_by_volcano": target.flavour == "volcano",
-    }
-    jobs = [
-        {
-            **asdict(part),
-            "stage": part.stage,
-            "pod": fill(
-                "launch/kubernetes/pod.yaml.j2",
-                **shared,
-                stage=part.stage,
-                meeting=meeting(target, part, job_name),
-            ).rstrip(),
-        }
-        for part in parts
-    ]
-    return fill(
-        f"launch/kubernetes/{target.flavour}.yaml.j2",
-        **shared,
-        segments=jobs,
-        meeting=meeting(target, parts[0], job_name),
-    )
-
-
-def meeting(target: KubernetesTarget, part: Segment, job_name: str) -> list[str]:
-    """Entries of `env`: where the nodes meet, the run's folder, and what the blueprint says of the site."""
-    fixed = {"SHIPWAY_RUN": f"/runs/{job_name}"}
-    if target.flavour == "jobset":
-        fixed |= {
-            "SHIPWAY_NODES": str(part.stage.nodes),
-            "SHIPWAY_HEAD": f"{job_name}-{part.job}-0-0.{job_name}:{PORT}",
-        }
-    elif target.flavour == "volcano":
-        fixed |= {
-            "SHIPWAY_NODES": str(part.stage.nodes),
-            "SHIPWAY_HEAD": f"{job_name}-{part.job}-0.{job_name}:{PORT}",
-            "SHIPWAY_JOB": part.job,
-        }
-    entries = [f"- {{name: {name}, value: {json.dumps(value)}}}" for name, value in fixed.items()]
-    if target.flavour != "volcano":
-        entries.append(f"- name: SHIPWAY_JOB                    # counts restarts\n  {_field(_RESTARTS)}")
-    entries.append(f"- name: SHIPWAY_NODE\n  {_field('spec.nodeName')}")
-    return entries
+        Suspending would not hold where Kueue owns that field. Later stages go first.
+        """
+        return [
+            Command(
+                (
+                    "kubectl", "delete", f"--namespace={namespace}", f"{resource}/{name}",
+                    "--ignore-not-found", "--wait=false",
+                ),
+                "end the pods; they save within their grace period",
+            )
+            for namespace, resource, name in (job.id.split("/") for job in reversed(record.jobs))
+        ]  # fmt: skip
 
 
 def config_map(programme: Programme, job_name: str, plan: str) -> str:
@@ -270,10 +235,6 @@ def _no_kubectl() -> Diagnostic:
         field="cluster.target.kind",
         help="install kubectl and choose the cluster's context; `--dry-run` works anywhere",
     )
-
-
-def _field(path: str) -> str:
-    return f'valueFrom: {{fieldRef: {{fieldPath: "{path}"}}}}'
 
 
 def _meeting_in_container(flavour: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from shipway.compiler.launch import environment, record
+from shipway.compiler.launch.execute import execute
+from shipway.compiler.launch.held import Busy, held
 from shipway.compiler.launch.intact import edited_files, missing_files
 from shipway.compiler.launch.job import Programme, programme
 from shipway.compiler.launch.target import Command, Run, Target
@@ -94,10 +93,30 @@ class Started:
     jobs: tuple[Job, ...] = ()
 
 
-def start(launch: Launch) -> Started:
-    """Write the record, run the commands, and note the jobs that they name."""
+def start(launch: Launch, *, quiet_stdout: bool = False) -> Started | Refusal:
+    """Write the record, run the commands, and note the jobs that they name.
+
+    Two launches of one run at once: the second is refused. `quiet_stdout` sends what a foreground command
+    prints to standard error, where standard output is for data.
+    """
     folder = launch.run.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with held(folder, fresh=not launch.continues):
+            return _start(launch, quiet_stdout)
+    except Busy:
+        summary = f"the run {launch.run.id} is being launched by another process"
+        help_text = f"Watch it: `shipway status {launch.run.id}`."
+        found = Diagnostic(code="LA061", summary=summary, help=help_text)
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        where = error.filename or folder
+        help_text = "Name a folder that can be written with --runs DIR."
+        found = Diagnostic(code="LA007", summary=f"{where} cannot be written: {reason}", help=help_text)
+    return Refusal(ENVIRONMENT_CODE, [found])
+
+
+def _start(launch: Launch, quiet_stdout: bool) -> Started:
+    folder = launch.run.folder
     record.lift_halt(folder)
     plan_copy = folder / "plan.json"
     plan_copy.write_text((launch.run.build / "plan.json").read_text())
@@ -108,11 +127,12 @@ def start(launch: Launch) -> Started:
         target=launch.programme.cluster.target.kind,
         build=str(launch.run.build),
         launched_at=record.now(),
+        launches=launch.run.launch,
     )
     record.write_record(folder, entry)
     output = ""
     for command in launch.commands:
-        code, text = execute(command)
+        code, text = execute(command, quiet_stdout=quiet_stdout)
         output += text
         if code != 0:
             return Started(code if command.foreground else ENVIRONMENT_CODE, output)
@@ -120,34 +140,6 @@ def start(launch: Launch) -> Started:
     if jobs:
         record.write_record(folder, entry.model_copy(update={"jobs": jobs}))
     return Started(0, output, jobs)
-
-
-def execute(command: Command) -> tuple[int, str]:
-    """Run a command; returns its code and what it printed, which is shown only when it failed.
-
-    A foreground command gets the terminal.
-    """
-    merged = {**os.environ, **command.environment}
-    if command.foreground:
-        return _in_foreground(command.arguments, merged), ""
-    done = subprocess.run(
-        command.arguments, env=merged, input=command.stdin, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
-
-
-def _in_foreground(arguments: tuple[str, ...], merged: dict[str, str]) -> int:
-    """Wait for a command that may be saving: Ctrl-C reaches it from the terminal, TERM is passed on."""
-    process = subprocess.Popen(arguments, env=merged)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
-    try:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def read_plan(build: Path) -> Plan | Refusal:
@@ -204,12 +196,13 @@ def _environment_problems(jobs: Programme) -> list[Diagnostic]:
 
 def _choose_run(plan: Plan, build: Path, runs: Path, new: bool, run_id: str | None) -> tuple[Run, bool]:
     if run_id is not None:
-        folder = runs / run_id
-        return Run(folder, build), folder.exists()
+        before = record.read_record(runs / run_id)
+        launch = before.launches + 1 if before else 1
+        return Run(runs / run_id, build, launch), (runs / run_id).exists()
     stages = tuple(stage.name for stage in plan.stages)
     if not new:
         for run, entry in record.all_runs(runs):
             same = entry.plan_hash == plan.hash and Path(entry.build) == build
             if same and not record.is_done(run.folder, stages):
-                return run, True
+                return replace(run, launch=entry.launches + 1), True
     return Run(runs / record.new_run_id(plan.name, runs), build), False

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 from shipway.compiler.launch import environment
+from shipway.compiler.launch.devices import device_diagnostics
 from shipway.compiler.launch.job import Programme
+from shipway.compiler.launch.processes import leader, stray_workers
 from shipway.compiler.launch.target import Command, JobState, Run
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.run import Job, RunRecord
@@ -21,10 +23,10 @@ class Local:
         return {}
 
     def check(self, programme: Programme, build: Path) -> list[Diagnostic]:
-        """The plan is for one node."""
+        """The plan is for one node, and for devices that are here."""
         largest = programme.largest
         if largest.nodes == 1:
-            return []
+            return device_diagnostics(programme)
         return [
             Diagnostic(
                 code="LA020",
@@ -34,6 +36,10 @@ class Local:
                 help="name the cluster's target, or plan for `cluster.nodes: 1`",
             )
         ]
+
+    def probe(self, programme: Programme, build: Path) -> list[Command]:
+        """Nothing: `check` has seen this machine."""
+        return []
 
     def submit(self, programme: Programme, run: Run) -> list[Command]:
         """One supervisor in the foreground."""
@@ -46,6 +52,7 @@ class Local:
                 f"train on this machine with {programme.largest.processes_per_node} processes",
                 kept,
                 foreground=True,
+                holds_signals=True,
             )
         ]
 
@@ -66,8 +73,12 @@ class Local:
         return None
 
     def cancel(self, record: RunRecord, run: Run) -> list[Command]:
-        """TERM to the supervisor, which lets the workers save."""
-        pid = run.folder / "supervisor.pid"
-        if not pid.exists():
+        """TERM to the supervisor, which lets the workers save; to the workers where it was killed."""
+        lead = leader(run.folder)
+        if lead is not None and not lead.here:
+            on = ("ssh", lead.host, "kill", "-TERM", str(lead.pid))
+            return [Command(on, f"let the workers on {lead.host} save and leave")]
+        pids = [lead.pid] if lead is not None else stray_workers(run.folder)
+        if not pids:
             return []
-        return [Command(("kill", "-TERM", pid.read_text().strip()), "let the workers save and leave")]
+        return [Command(("kill", "-TERM", *map(str, pids)), "let the workers save and leave")]

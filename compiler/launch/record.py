@@ -135,12 +135,15 @@ def all_runs(runs: Path) -> list[tuple[Run, RunRecord]]:
 
 
 def _current_jobs(folder: Path, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Jobs as the submit script and the batch scripts last noted them, one file a stage."""
-    noted = sorted((folder / "jobs").glob("*"))
-    if len(noted) < len(jobs) or not jobs:
-        return jobs
-    ids = [path.read_text().strip() for path in noted][-len(jobs) :]
-    return tuple(Job(stage=job.stage, id=new) for job, new in zip(jobs, ids, strict=True))
+    """Jobs as the submit script and the batch scripts last noted them: a file a stage, `ID STAGE`.
+
+    Where the client died before it could write the record, the notes are all there is.
+    """
+    lines = [path.read_text().split(maxsplit=1) for path in sorted((folder / "jobs").glob("*"))]
+    noted = {line[1].strip(): line[0] for line in lines if len(line) == 2}
+    if not jobs:
+        return tuple(Job(stage=stage, id=job) for stage, job in noted.items())
+    return tuple(Job(stage=job.stage, id=noted.get(job.stage, job.id)) for job in jobs)
 
 
 def _tail(path: Path, size_bytes: int = 65536) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shipway.compiler.launch import record
-from shipway.compiler.launch.launch import execute
+from shipway.compiler.launch.execute import execute
+from shipway.compiler.launch.processes import leader, stray_workers
 from shipway.compiler.launch.target import JobState, Run, State, Target
 from shipway.compiler.launch.targets import target_named
 from shipway.schemas.run import HALT_FILE, Attempt, RunRecord
@@ -15,6 +16,14 @@ _OF_TRAINER: dict[str, State] = {
     "running": "running", "done": "done", "preempted": "stopped", "stopped": "stopped",
     "retryable": "failed", "fatal": "failed", "no progress": "failed",
 }  # fmt: skip
+
+
+_FORGOTTEN = ("Invalid job id", "NotFound", "already completing or completed")
+
+
+def is_forgotten(output: str) -> bool:
+    """Whether a scheduler says that a job ended, long ago or just now, or was removed."""
+    return any(words in output for words in _FORGOTTEN)
 
 
 @dataclass(frozen=True)
@@ -57,40 +66,64 @@ def find(runs: Path, name: str | None) -> Found | None:
 def status(found: Found) -> RunStatus:
     """The scheduler's word where there is a scheduler, the run's own folder elsewhere."""
     folder = found.run.folder
-    jobs: list[JobState] = []
-    for command in found.target.status(found.record):
-        code, output = execute(command)
-        if code == 0:
-            jobs += found.target.states(found.record, output)
+    jobs, silence = _ask(found)
     attempts = tuple(record.read_attempts(folder))
     progress = record.read_progress(folder)
-    state, detail = _overall(folder, jobs, attempts)
-    return RunStatus(state, detail, tuple(jobs), attempts, progress, record.newest_checkpoint(folder))
+    state, detail = _overall(folder, jobs, silence, attempts)
+    return RunStatus(state, detail, jobs, attempts, progress, record.newest_checkpoint(folder))
 
 
-def _overall(folder: Path, jobs: list[JobState], attempts: tuple[Attempt, ...]) -> tuple[State, str]:
+def _ask(found: Found) -> tuple[tuple[JobState, ...], str]:
+    """States of the run's jobs, and what the scheduler said instead of an answer."""
+    answers, silence = "", ""
+    commands = found.target.status(found.record)
+    for command in commands:
+        code, output = execute(command)
+        if code == 0:
+            answers += output
+        elif not is_forgotten(output):
+            silence = output.strip().splitlines()[-1] if output.strip() else "no answer"
+    if not commands or silence:
+        return (), silence
+    return tuple(found.target.states(found.record, answers)), ""
+
+
+def _overall(
+    folder: Path, jobs: tuple[JobState, ...], silence: str, attempts: tuple[Attempt, ...]
+) -> tuple[State, str]:
     last = attempts[-1].reason if attempts else ""
     states = {job.state for job in jobs}
     for state in ("running", "waiting"):
         if state in states:
             return state, next(job.detail for job in jobs if job.state == state)
+    if silence:
+        return "unknown", f"the scheduler does not answer: {silence}"
     if (folder / HALT_FILE).exists() and last in ("fatal", "no progress"):
         return "failed", last
     if not jobs:
-        own = record.run_status(folder)
-        word = str(own.get("state", "unknown"))
-        alive = _process_alive(folder)
-        if alive and word != "done":  # also while it starts, or pauses between two attempts
-            return "running", ""
-        if word == "running":
-            return "failed", "its supervisor is gone; `shipway resume` goes on from the last checkpoint"
-        return _OF_TRAINER.get(word, "unknown"), str(own.get("reason") or last)
+        return _without_scheduler(folder, last)
+    finished = {attempt.stage for attempt in attempts if attempt.reason == "done"}
+    for job in jobs:
+        if last == "done" and job.job.stage not in finished:
+            return "stopped", f"stage {job.job.stage} has left the queue unfinished; `shipway resume` goes on"
+    if not attempts:  # no word in this folder: its storage is the cluster's
+        told = next((job for job in jobs if job.state != "done"), jobs[-1])
+        state = "stopped" if (folder / HALT_FILE).exists() and told.state == "unknown" else told.state
+        return state, told.detail
     return _OF_TRAINER.get(last, "unknown"), last
 
 
-def _process_alive(folder: Path) -> bool:
-    for name in ("supervisor.pid", "driver.pid"):
-        path = folder / name
-        if path.exists() and Path("/proc", path.read_text().strip()).exists():
-            return True
-    return False
+def _without_scheduler(folder: Path, last: str) -> tuple[State, str]:
+    """What the run's own files and processes say."""
+    own = record.run_status(folder)
+    word = str(own.get("state", "unknown"))
+    lead = leader(folder)
+    if lead is not None and word != "done":  # also while it starts, or pauses between two attempts
+        return "running", "" if lead.here else f"on {lead.host}"
+    if stray_workers(folder):
+        return "running", "without its supervisor, which is gone; `shipway stop` lets it save"
+    if word == "running":
+        return "failed", "its supervisor is gone; `shipway resume` goes on from the last checkpoint"
+    state = _OF_TRAINER.get(word, "unknown")
+    never = "nothing of it has started" if state == "unknown" and not last else last
+    return state, str(own.get("reason") or never)

@@ -76,6 +76,17 @@ class Slurm:
             )
         return found
 
+    def probe(self, programme: Programme, build: Path) -> list[Command]:
+        """Whether the site could ever run each stage."""
+        folder = build / "launch" / "slurm"
+        return [
+            Command(
+                ("sbatch", "--test-only", str(folder / f"{stage.slug}.sbatch"), str(build), "run"),
+                f"stage {stage.name} could run here",
+            )
+            for stage in programme.stages
+        ]
+
     def submit(self, programme: Programme, run: Run) -> list[Command]:
         """The build's own submit script."""
         script = run.build / "launch" / "slurm" / "submit.sh"

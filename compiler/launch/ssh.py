@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
 from shipway.compiler.launch.job import Programme
+from shipway.compiler.launch.processes import leader
 from shipway.compiler.launch.segments import segments
 from shipway.compiler.launch.target import Command, JobState, Run
 from shipway.compiler.launch.templates import fill
 from shipway.schemas.cluster import SshTarget
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.run import Job, RunRecord
+
+PAUSE_SECONDS = 5
+"""Between two attempts."""
 
 
 class Ssh:
@@ -26,8 +31,11 @@ class Ssh:
             plan_hash=programme.plan_hash,
             regenerate=programme.regenerate,
             target=target,
-            hosts=target.hosts[: programme.largest.nodes],
+            hosts=target.hosts,
+            workdir=target.workdir.removeprefix("~/"),  # every command starts in the home folder
+            nodes=programme.largest.nodes,
             segments=segments(programme),
+            pause_seconds=PAUSE_SECONDS,
         )
         return {"ssh/run.sh": script}
 
@@ -43,6 +51,13 @@ class Ssh:
                 help="install an OpenSSH client; `--dry-run` works anywhere",
             )
         ]
+
+    def probe(self, programme: Programme, build: Path) -> list[Command]:
+        """Whether every host answers and has Shipway."""
+        target = _target(programme)
+        word = f"{shlex.quote(target.python)} -c 'import shipway.runtime'"
+        options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *target.options)
+        return [Command(("ssh", *options, host, word), f"{host} has Shipway") for host in target.hosts]
 
     def submit(self, programme: Programme, run: Run) -> list[Command]:
         """The driver, in the foreground: it is the supervisor."""
@@ -68,12 +83,12 @@ class Ssh:
 
     def cancel(self, record: RunRecord, run: Run) -> list[Command]:
         """The driver passes it on to every host."""
-        pid = run.folder / "driver.pid"
-        if not pid.exists():
+        lead = leader(run.folder)
+        if lead is None:
             return []
-        return [
-            Command(("kill", "-TERM", pid.read_text().strip()), "let the workers on all hosts save and leave")
-        ]
+        arguments = ("kill", "-TERM", str(lead.pid))
+        purpose = "let the workers on all hosts save and leave"
+        return [Command(arguments if lead.here else ("ssh", lead.host, *arguments), purpose)]
 
 
 def _target(programme: Programme) -> SshTarget:

@@ -31,6 +31,8 @@ class Command:
     """What it reads."""
     foreground: bool = False
     """Whether it takes over the terminal until the run ends."""
+    holds_signals: bool = False
+    """Whether it starts with Ctrl-C and TERM held back, and lets them through once it can heed them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Run:
 
     folder: Path
     build: Path
+    launch: int = 1
+    """Which launch of it this is: 2 when it is resumed for the first time."""
 
     @property
     def id(self) -> str:
@@ -57,13 +61,20 @@ class Run:
 
 
 class Target(Protocol):
-    """How one kind of cluster is used."""
+    """How one kind of cluster is used: render, check, submit, status, logs, cancel.
+
+    `probe`, `submitted` and `states` are the other halves of check, submit and status: what to ask a
+    cluster beforehand, and what its answers mean.
+    """
 
     def render(self, programme: Programme) -> dict[str, str]:
         """Files of the build folder, by path relative to its `launch/`."""
 
     def check(self, programme: Programme, build: Path) -> list[Diagnostic]:
         """What would keep a launch from working, found without submitting anything."""
+
+    def probe(self, programme: Programme, build: Path) -> list[Command]:
+        """Commands that ask the cluster whether it would take the programme; code 0 says yes."""
 
     def submit(self, programme: Programme, run: Run) -> list[Command]:
         """Commands that start the run, or bring it back."""

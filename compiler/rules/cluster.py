@@ -32,13 +32,13 @@ def check_cluster(cluster: Cluster, report: Report) -> None:
             legal=("slurm", "kubernetes", "aihc", "ssh"),
             help_text="Choose the target that starts jobs on this cluster.",
         )
-    if isinstance(cluster.target, SshTarget) and len(cluster.target.hosts) != cluster.nodes:
+    if isinstance(cluster.target, SshTarget) and len(cluster.target.hosts) < cluster.nodes:
         report.add(
             "BP405",
             ("cluster", "target", "hosts"),
             f"{len(cluster.target.hosts)} hosts are named for {cluster.nodes} nodes",
             values=nodes,
-            help_text="Name one host for each node.",
+            help_text="Name one host for each node; more are to spare.",
         )
     image = getattr(cluster.target, "image", None)
     if isinstance(cluster.target, (KubernetesTarget, AihcTarget)) and isinstance(image, str):

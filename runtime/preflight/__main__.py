@@ -1,6 +1,6 @@
 """`python -m shipway.runtime.preflight node|verdict|fabric BUILD --run-dir RUN`.
 
-node      on every node by itself: devices, driver, network interfaces, storage; never fails, writes a report
+node      on every node by itself: devices, driver, links, interfaces, storage; never fails, writes a report
 verdict   once: a table of all reports, the nodes to exclude and those to use; code 4 when too few are left
 fabric    on every rank under torchrun: the plan's collectives over the plan's groups; code 4 when one is slow
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from shipway.runtime.exit_codes import Fatal
@@ -16,7 +17,7 @@ from shipway.runtime.exit_codes import Fatal
 ENVIRONMENT_CODE = 4
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the three; returns the exit code."""
     parser = argparse.ArgumentParser(prog="shipway.runtime.preflight", description=__doc__)
     parser.add_argument("check", choices=["node", "verdict", "fabric"])
@@ -25,7 +26,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--need", type=int, help="verdict: nodes that the stage takes")
     parser.add_argument("--stage", help="fabric: stage of the plan")
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments)
     try:
         return run(options)
     except Fatal as error:

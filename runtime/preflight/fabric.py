@@ -16,7 +16,7 @@ from rich.table import Table
 from shipway.runtime.calibration.timing import time_operation
 from shipway.runtime.distributed import join, leave
 from shipway.runtime.exit_codes import Fatal
-from shipway.runtime.mesh import build_mesh
+from shipway.runtime.mesh import AXES, build_mesh
 from shipway.runtime.preflight.report import node_name
 from shipway.schemas.plan import Collective, Plan, StagePlan
 
@@ -85,12 +85,15 @@ def measure(stage: StagePlan, device: torch.device) -> list[Sample]:
 
 
 def largest(ledger: Sequence[Collective]) -> list[Collective]:
-    """The largest line of each kind of collective on each axis, in an order that all ranks share."""
+    """The largest line of each kind of collective on each axis, in an order that all ranks share.
+
+    Lines over products of axes are left out: they use the links of the axes that they are made of.
+    """
     kept: dict[tuple[str, str], Collective] = {}
     for line in ledger:
         key = (line.axis, line.collective)
         measurable = line.collective in MEASURED and line.group_size > 1 and line.bytes and line.count
-        if measurable and (key not in kept or line.bytes > kept[key].bytes):
+        if measurable and line.axis in AXES and (key not in kept or line.bytes > kept[key].bytes):
             kept[key] = line
     return [kept[key] for key in sorted(kept)]
 

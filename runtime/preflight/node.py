@@ -1,8 +1,9 @@
-"""One node by itself: devices, driver, network interfaces, storage."""
+"""One node by itself: devices, driver, links between them, network interfaces, storage."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -26,7 +27,7 @@ KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 def check_node(plan: Plan, folder: Path) -> NodeReport:
     """Look at this node and write `<node>.json` into `folder`."""
     cluster = plan.blueprint.cluster
-    checks = (*_devices(cluster), *_interfaces(cluster), *_storage(cluster, folder))
+    checks = (*_devices(cluster), *_links(cluster), *_interfaces(cluster), *_storage(cluster, folder))
     report = NodeReport(node=node_name(), checks=checks)
     (folder / f"{report.node}.json").write_text(report.model_dump_json(indent=1) + "\n")
     return report
@@ -66,6 +67,38 @@ def judge_devices(cluster: Cluster, code: int, listing: str) -> Iterator[Check]:
     yield judged("memory errors", not broken, ", ".join(broken) or "none")
     slow = [f"GPU {index}" for index, row in enumerate(rows) if row[3] == "Active"]
     yield judged("clocks", not slow, f"{', '.join(slow)} slowed by hardware" if slow else "full")
+
+
+def _links(cluster: Cluster) -> Iterator[Check]:
+    device = cluster.device
+    # A link no faster than the way to the host is PCIe itself, which `nvlink` does not list.
+    has_links = device.kind == "cuda" and device.link_bandwidth > 1.5 * device.host_bandwidth
+    if cluster.devices_per_node > 1 and has_links and shutil.which("nvidia-smi"):
+        answer = subprocess.run(
+            ["nvidia-smi", "nvlink", "--status"], capture_output=True, text=True, check=False
+        )
+        yield judge_links(cluster, answer.returncode, answer.stdout or answer.stderr)
+
+
+def judge_links(cluster: Cluster, code: int, listing: str) -> Check:
+    """NVLink's state from `nvidia-smi nvlink --status`: lines of links below each GPU."""
+    planned = f"{cluster.device.link_bandwidth / 1e9:.0f} GB/s"
+    if code != 0:
+        return judged("NVLink", False, listing.strip().replace("\n", " "), planned)
+    speeds: list[list[float]] = []
+    inactive = []
+    for line in listing.splitlines():
+        if line.startswith("GPU"):
+            speeds.append([])
+        elif match := re.search(r"Link \d+: ([\d.]+) GB/s", line):
+            speeds[-1].append(float(match.group(1)))
+        elif "inactive" in line:
+            inactive.append(f"GPU {len(speeds) - 1} {line.strip().split(':')[0].lower()}")
+    slowest = min((sum(links) for links in speeds), default=0.0)
+    # The driver counts lines' raw rate, at most some percent above the datasheet's.
+    fine = not inactive and slowest >= 0.9 * cluster.device.link_bandwidth / 1e9
+    found = f"{slowest:.0f} GB/s" + (f", down: {', '.join(inactive)}" if inactive else "")
+    return judged("NVLink", fine, found, planned)
 
 
 def _interfaces(cluster: Cluster) -> Iterator[Check]:

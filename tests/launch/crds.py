@@ -1,4 +1,4 @@
-"""The parts of three custom resources that our manifests use, closed: a key that is not here is a mistake.
+"""The parts of four custom resources that our manifests use, closed: a key that is not here is a mistake.
 
 Restated from the types of JobSet v1alpha2 (0.12), Kubeflow Trainer v1alpha1 (2.3) and Volcano v1alpha1, with
 the rules that their admission evaluates in CEL and JSON Schema can say.
@@ -32,6 +32,33 @@ METADATA = closed(("name",), name=LABEL, namespace=LABEL, labels=STRINGS, annota
 CORE = {"type": "object"}
 """A part that is a core kind and is checked as one."""
 
+NETWORK = closed(
+    enableDNSHostnames={"type": "boolean"},
+    subdomain=LABEL,
+    publishNotReadyAddresses={"type": "boolean"},
+)
+FAILURE_POLICY = closed(
+    maxRestarts=COUNT,
+    restartStrategy={"enum": ["Recreate", "BlockingRecreate", "InPlaceRestart"]},
+    rules=listed(
+        closed(
+            ("name", "action"),
+            name={"type": "string", "pattern": r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+            action={
+                "enum": [
+                    "FailJobSet",
+                    "RestartJobSet",
+                    "RestartJobSetAndIgnoreMaxRestarts",
+                    "RestartJob",
+                    "RestartJobAndIgnoreMaxRestarts",
+                ]
+            },
+            onJobFailureReasons=listed({"enum": ["PodFailurePolicy", "BackoffLimitExceeded"]}),
+            onJobFailureMessagePatterns=listed({"type": "string"}, uniqueItems=True),
+            targetReplicatedJobs=listed(LABEL),
+        )
+    ),
+)
 JOBSET = closed(
     ("apiVersion", "kind", "metadata", "spec"),
     apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
@@ -40,33 +67,8 @@ JOBSET = closed(
     spec=closed(
         suspend={"type": "boolean"},
         ttlSecondsAfterFinished=COUNT,
-        network=closed(
-            enableDNSHostnames={"type": "boolean"},
-            subdomain=LABEL,
-            publishNotReadyAddresses={"type": "boolean"},
-        ),
-        failurePolicy=closed(
-            maxRestarts=COUNT,
-            restartStrategy={"enum": ["Recreate", "BlockingRecreate", "InPlaceRestart"]},
-            rules=listed(
-                closed(
-                    ("name", "action"),
-                    name={"type": "string", "pattern": r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
-                    action={
-                        "enum": [
-                            "FailJobSet",
-                            "RestartJobSet",
-                            "RestartJobSetAndIgnoreMaxRestarts",
-                            "RestartJob",
-                            "RestartJobAndIgnoreMaxRestarts",
-                        ]
-                    },
-                    onJobFailureReasons=listed({"enum": ["PodFailurePolicy", "BackoffLimitExceeded"]}),
-                    onJobFailureMessagePatterns=listed({"type": "string"}, uniqueItems=True),
-                    targetReplicatedJobs=listed(LABEL),
-                )
-            ),
-        ),
+        network=NETWORK,
+        failurePolicy=FAILURE_POLICY,
         replicatedJobs={
             "type": "array",
             "minItems": 1,
@@ -85,6 +87,31 @@ JOBSET = closed(
         },
     ),
 )
+TRAINING_RUNTIME = closed(
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "trainer.kubeflow.org/v1alpha1"},
+    kind={"const": "TrainingRuntime"},
+    metadata=METADATA,
+    spec=closed(
+        ("template",),
+        mlPolicy=closed(
+            numNodes={"type": "integer", "minimum": 1},
+            torch=closed(numProcPerNode={"type": "integer", "minimum": 1}),
+        ),
+        template=closed(
+            metadata=closed(labels=STRINGS, annotations=STRINGS),
+            spec=closed(
+                ("replicatedJobs",),
+                network=NETWORK,
+                failurePolicy=FAILURE_POLICY,
+                replicatedJobs=listed(
+                    closed(("name", "template"), name=LABEL, replicas=COUNT, template=CORE), minItems=1
+                ),
+            ),
+        ),
+    ),
+)
+"""Its template is a JobSet's; the job that trains has the label of the ancestor step `trainer`."""
 
 VOLCANO_POLICY = closed(
     ("action",),

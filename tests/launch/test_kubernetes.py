@@ -14,8 +14,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from shipway.compiler.launch.excluded import exclude
 from shipway.compiler.launch.files import launch_files
-from shipway.compiler.launch.kubernetes import Kubernetes, condition, config_map, manifest
+from shipway.compiler.launch.job import slug
+from shipway.compiler.launch.kubernetes import Kubernetes, condition, config_map
+from shipway.compiler.launch.manifests import manifests
 from shipway.compiler.launch.segments import segments
 from shipway.compiler.launch.target import Run
 from shipway.schemas.run import Job, RunRecord
@@ -24,7 +27,14 @@ from tests.launch.builds import built, jobs_of, planned
 from tests.launch.targets import ALL, KUBERNETES, ON_GPUS, TWO_NODES
 
 CORE_VERSION = "1.31"
-SCHEMAS = {"jobset": crds.JOBSET, "volcano": crds.VOLCANO, "trainjob": crds.TRAINJOB}
+FLAVOURS = ("jobset", "volcano", "trainjob")
+SCHEMAS = {
+    "JobSet": crds.JOBSET,
+    "Job": crds.VOLCANO,
+    "TrainJob": crds.TRAINJOB,
+    "TrainingRuntime": crds.TRAINING_RUNTIME,
+}
+OF_SITE = "+cluster.target.runtime=torch-distributed"
 GPUS = (*ON_GPUS, "cluster.target.kind=kubernetes", "+cluster.target.image=registry.example/small:1.0")
 SITE = (
     "+cluster.target.queue=research",
@@ -34,42 +44,58 @@ SITE = (
 )
 
 
+def documents(*case: str, name: str = "run-1", **more: Any) -> list[dict[str, Any]]:
+    """All objects of a run, in the order that they are applied."""
+    texts = manifests(jobs_of(*case), name, **more).values()
+    return [value for text in texts for value in yaml.safe_load_all(text)]
+
+
 def parsed(*case: str, name: str = "run-1") -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load(manifest(jobs_of(*case), name))
-    return value
+    """The first object."""
+    return documents(*case, name=name)[0]
+
+
+def jobs_in(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Jobs of a JobSet or a TrainingRuntime."""
+    spec = value["spec"]["template"]["spec"] if value["kind"] == "TrainingRuntime" else value["spec"]
+    return [replicated["template"] for replicated in spec.get("replicatedJobs", [])]
 
 
 def pod_specs(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pod templates' specs in a JobSet or a Volcano job."""
-    if value["kind"] == "JobSet":
-        return [job["template"]["spec"]["template"]["spec"] for job in value["spec"]["replicatedJobs"]]
-    return [task["template"]["spec"] for task in value["spec"]["tasks"]]
+    """Pod templates' specs of an object that has any."""
+    if value["kind"] == "Job":
+        return [task["template"]["spec"] for task in value["spec"]["tasks"]]
+    return [job["spec"]["template"]["spec"] for job in jobs_in(value)] if value["kind"] != "TrainJob" else []
 
 
-@pytest.mark.parametrize("flavour", SCHEMAS)
+@pytest.mark.parametrize("flavour", [*FLAVOURS, f"trainjob {OF_SITE}"])
 @pytest.mark.parametrize("site", [(), SITE], ids=["plain", "site"])
 def test_custom_resources_pass_their_closed_schemas(flavour: str, site: tuple[str, ...]) -> None:
-    value = parsed(*GPUS, f"+cluster.target.flavour={flavour}", *site)
-    jsonschema.Draft202012Validator(SCHEMAS[flavour]).validate(value)
+    name, *more = flavour.split()
+    for value in documents(*GPUS, f"+cluster.target.flavour={name}", *more, *site, exclude=("bad",)):
+        jsonschema.Draft202012Validator(SCHEMAS[value["kind"]]).validate(value)
 
 
-@pytest.mark.parametrize("flavour", SCHEMAS)
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_the_schemas_are_closed(flavour: str) -> None:
-    value = parsed(*GPUS, f"+cluster.target.flavour={flavour}")
-    value["spec"]["restartPolcy"] = "Never"
-    assert not jsonschema.Draft202012Validator(SCHEMAS[flavour]).is_valid(value)
+    for value in documents(*GPUS, f"+cluster.target.flavour={flavour}"):
+        value["spec"]["restartPolcy"] = "Never"
+        assert not jsonschema.Draft202012Validator(SCHEMAS[value["kind"]]).is_valid(value)
 
 
-@pytest.mark.parametrize("flavour", ["jobset", "volcano"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("case", [("tiny", *TWO_NODES, *KUBERNETES), (*GPUS, *SITE)], ids=["cpu", "gpu"])
 def test_pods_and_jobs_pass_the_core_schemas(flavour: str, case: tuple[str, ...]) -> None:
-    value = parsed(*case, f"+cluster.target.flavour={flavour}")
-    for spec in pod_specs(value):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
-        kubernetes_validate.validate(pod, CORE_VERSION, strict=True)
-    for replicated in value["spec"].get("replicatedJobs", []):
-        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
-        kubernetes_validate.validate(job | copy.deepcopy(replicated["template"]), CORE_VERSION, strict=True)
+    values = documents(*case, f"+cluster.target.flavour={flavour}", exclude=("bad",))
+    assert [spec for value in values for spec in pod_specs(value)]
+    for value in values:
+        for spec in pod_specs(value):
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+            kubernetes_validate.validate(pod, CORE_VERSION, strict=True)
+        for template in jobs_in(value):
+            job = {"apiVersion": "batch/v1", "kind": "Job"} | copy.deepcopy(template)
+            job["metadata"] = {"name": "job"} | job.get("metadata", {})
+            kubernetes_validate.validate(job, CORE_VERSION, strict=True)
 
 
 def test_the_frozen_plan_is_a_config_map_with_its_hash() -> None:
@@ -97,8 +123,9 @@ def test_each_pod_of_a_jobset_finds_the_first() -> None:
     fields = {"metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "3", "spec.nodeName": "node-a"}
     assert environment(spec, fields) == {
         "SHIPWAY_RUN": "/runs/run-1",
+        "SHIPWAY_LAUNCH": "1",
         "SHIPWAY_NODES": "2",
-        "SHIPWAY_HEAD": "run-1-train-0-0.run-1:29500",
+        "SHIPWAY_HEAD": "run-1-01-train-0-0.run-1-01:29500",
         "SHIPWAY_JOB": "3",
         "SHIPWAY_NODE": "node-a",
     }
@@ -129,6 +156,19 @@ def seen_by_node_script(start: str, given: dict[str, str], folder: Path) -> dict
     return dict(line.split("=", 1) for line in (folder / "seen.txt").read_text().splitlines() if "=" in line)
 
 
+def test_a_trainjobs_own_runtime_brings_it_back_as_a_jobset_is() -> None:
+    runtime, job = documents(*ALL["trainjob"])
+    assert job["spec"]["runtimeRef"] == {
+        "apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": runtime["metadata"]["name"],
+    }  # fmt: skip
+    assert "runtimePatches" not in job["spec"]
+    (template,) = jobs_in(runtime)
+    assert template["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    policy = runtime["spec"]["template"]["spec"]["failurePolicy"]
+    assert policy == parsed(*ALL["jobset"])["spec"]["failurePolicy"]
+    assert template["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["containerName"] == "node"
+
+
 def test_a_trainjobs_pod_takes_the_controllers_word_and_hides_it(tmp_path: Path) -> None:
     given = {"PET_MASTER_ADDR": "run-1-node-0-0.run-1", "PET_MASTER_PORT": "29400", "PET_NNODES": "2"}
     given |= {"PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1", "SHIPWAY_JOB": "0"}
@@ -149,16 +189,23 @@ def test_an_aihc_pod_reads_rank_and_world_size_as_nodes(tmp_path: Path) -> None:
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(seen)
 
 
-def test_a_fatal_code_keeps_containers_from_starting_again(tmp_path: Path) -> None:
+def test_a_fatal_code_keeps_containers_down_until_the_next_launch(tmp_path: Path) -> None:
     seen_by_node_script(launch_files(planned(*ALL["jobset"]))["launch/start.sh"], {}, tmp_path)
-    (tmp_path / "launch" / "node.sh").write_text('[ "$1" = preflight ] || exit 77\n')
     fixed = {"PATH": "/usr/bin:/bin", "SHIPWAY_BUILD": str(tmp_path), "SHIPWAY_RUN": str(tmp_path / "run")}
     fixed["SHIPWAY_PYTHON"] = str(tmp_path / "python")
-    start = ["bash", str(tmp_path / "start.sh"), "long"]
-    assert subprocess.run(start, env=fixed, check=False).returncode == 77
-    assert (tmp_path / "run" / "halt").read_text() == "77\n"
+
+    def start(*words: str, launch: int = 1) -> int:
+        command, given = ["bash", str(tmp_path / "start.sh"), *words], {"SHIPWAY_LAUNCH": str(launch)}
+        return subprocess.run(command, env=fixed | given, check=False).returncode
+
+    assert start("--after", "long") == 0, "the run of seen_by_node_script has finished it"
+    (tmp_path / "launch" / "node.sh").write_text('[ "$1" = preflight ] || exit 77\n')
+    assert start("long") == 77
+    assert (tmp_path / "run" / "halt-1").read_text() == "77\n"
     (tmp_path / "launch" / "node.sh").write_text("exit 0\n")
-    assert subprocess.run(start, env=fixed, check=False).returncode == 77
+    assert start("long") == 77
+    assert start("--after", "other") == 77, "whoever waits for it is let go"
+    assert start("long", launch=2) == 0
 
 
 def test_disruptions_restart_uncounted_and_fatal_codes_fail_the_set() -> None:
@@ -183,14 +230,54 @@ def test_kueue_admits_a_job_that_starts_suspended() -> None:
     assert "suspend" not in parsed(*GPUS)["spec"]
 
 
-def test_stages_of_one_size_are_one_job_and_of_others_a_chain() -> None:
-    jobs = jobs_of(*ALL["jobset"])
-    assert [part.job for part in segments(jobs)] == ["train"]
-    smaller = replace(jobs.stages[0], nodes=1)
-    value = yaml.safe_load(manifest(replace(jobs, stages=(smaller, *jobs.stages[1:])), "run-1"))
-    first, second = value["spec"]["replicatedJobs"]
-    assert second["dependsOn"] == [{"name": first["name"], "status": "Complete"}]
-    jsonschema.Draft202012Validator(crds.JOBSET).validate(value)
+def test_topology_is_kueues_business_where_there_is_a_queue() -> None:
+    """Its annotation on the pods, at most one of a kind; JobSet's exclusive placement elsewhere."""
+    rack = "+cluster.target.topology_key=topology.example/rack"
+    alone, queued = parsed(*GPUS, rack), parsed(*GPUS, rack, "+cluster.target.queue=research")
+    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    assert alone["metadata"]["annotations"][exclusive] == "topology.example/rack"
+    assert exclusive not in queued["metadata"]["annotations"]
+    of_pods = [job["spec"]["template"]["metadata"].get("annotations") for job in jobs_in(queued)]
+    assert of_pods == [{"kueue.x-k8s.io/podset-preferred-topology": "topology.example/rack"}]
+    assert "annotations" not in jobs_in(alone)[0]["spec"]["template"]["metadata"]
+
+
+def test_stages_are_jobsets_of_their_own_each_after_the_one_before() -> None:
+    first, second = documents(*ALL["jobset"])
+    assert [value["metadata"]["name"] for value in (first, second)] == ["run-1-01", "run-1-02"]
+    assert [value["metadata"]["labels"]["shipway.dev/stage"] for value in (first, second)] == [
+        "short",
+        "long",
+    ]
+    assert {value["metadata"]["labels"]["shipway.dev/run"] for value in (first, second)} == {"run-1"}
+    assert [job["name"] for job in first["spec"]["replicatedJobs"]] == ["train"]
+    wait, train = second["spec"]["replicatedJobs"]
+    assert train["dependsOn"] == [{"name": wait["name"], "status": "Complete"}]
+    (container,) = wait["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-2:] == ["--after", "short"]
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "64Mi"}}, "no devices"
+
+
+def test_stages_of_one_size_are_one_trainjob_and_of_others_refused(tmp_path: Path) -> None:
+    for case in (ALL["trainjob"], ALL["volcano"]):
+        jobs = jobs_of(*case)
+        assert [part.job for part in segments(jobs)] == ["train"]
+        odd = replace(jobs, stages=(replace(jobs.stages[0], nodes=1), *jobs.stages[1:]))
+        assert "LA031" in [found.code for found in Kubernetes().check(odd, tmp_path)]
+
+
+def test_excluded_nodes_are_kept_out_of_the_pods(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    exclude(tmp_path / "r", ["gpu-7"])
+    run = Run(tmp_path / "r", built(tmp_path / "build", *ALL["jobset"]), launch=2)
+    old, _, job = Kubernetes().submit(jobs_of(*ALL["jobset"]), run)
+    # Applied again, what has ended would stay as it is.
+    assert old.arguments[:4] == ("kubectl", "delete", "--namespace=default", "jobset")
+    for value in yaml.safe_load_all(job.stdin):
+        spec = pod_specs(value)[-1]
+        required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (expression,) = required["nodeSelectorTerms"][0]["matchExpressions"]
+        assert expression == {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["gpu-7"]}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +298,8 @@ def test_submitting_applies_the_plan_and_then_the_manifest(tmp_path: Path) -> No
     run = Run(tmp_path / "runs" / "tiny-20261130-101112", build)
     plan, job = Kubernetes().submit(jobs_of(*ALL["jobset"]), run)
     assert json.loads(plan.stdin)["data"]["plan.json"] == (build / "plan.json").read_text()
-    assert yaml.safe_load(job.stdin)["metadata"]["name"] == "tiny-20261130-101112"
+    names = [value["metadata"]["name"] for value in yaml.safe_load_all(job.stdin)]
+    assert names == ["tiny-20261130-101112-01", "tiny-20261130-101112-02"]
     assert plan.arguments == ("kubectl", "apply", "--namespace=default", "--filename=-")
 
 
@@ -229,5 +317,16 @@ def test_states_are_read_from_conditions() -> None:
         id="r", name="tiny", plan_hash="h", target="kubernetes", build="/b", launched_at="t",
         jobs=(Job(stage="all", id="default/jobset/r"),),
     )  # fmt: skip
-    (state,) = Kubernetes().states(record, json.dumps({"status": {"conditions": [done]}}))
+    (state,) = Kubernetes().states(
+        record, json.dumps({"metadata": {"name": "r"}, "status": {"conditions": [done]}})
+    )
     assert state.state == "done"
+    (gone,) = Kubernetes().states(record, "")
+    assert (gone.state, gone.detail) == ("unknown", "no such object")
+
+
+def test_a_long_runs_name_keeps_its_time() -> None:
+    long = "a-very-long-name-of-a-blueprint-with-everything"
+    names = {slug(f"{long}-20261130-10111{second}") for second in (2, 3)}
+    assert names == {"a-very-long-name-of-a-bl-20261130-101112", "a-very-long-name-of-a-bl-20261130-101113"}
+    assert len(names.pop()) <= 40

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +18,15 @@ from shipway.compiler.cli.app import run as shipway
 from shipway.compiler.emit.build import BuildFolder
 from shipway.compiler.emit.build import build as write_build
 from shipway.compiler.launch import record
+from shipway.compiler.launch.execute import execute
+from shipway.compiler.launch.held import held
 from shipway.compiler.launch.launch import Launch as Ready
-from shipway.compiler.launch.launch import Refusal, prepare, read_plan
-from shipway.schemas.run import Attempt, RunRecord
-from tests.launch.builds import built, planned
+from shipway.compiler.launch.launch import Refusal, Started, prepare, read_plan, start
+from shipway.compiler.launch.target import Command
+from shipway.schemas.run import Attempt, Job, RunRecord
+from tests.launch.builds import TWO_NODES, built, planned
+from tests.launch.stand_ins import alone_in_path, calls, first_in_path, program
+from tests.launch.targets import SLURM
 
 ATTEMPT = Attempt(
     number=1, stage="short", job="7", nodes="n1", started_at="2026-11-30T10:00:00Z",
@@ -168,14 +179,175 @@ def test_a_run_whose_supervisor_is_there_is_not_launched_twice(
         launched_at=record.now(),
     )  # fmt: skip
     record.write_record(whole / "runs" / "r", entry)
-    (whole / "runs" / "r" / "supervisor.pid").write_text(f"{os.getpid()}\n")
     (whole / "runs" / "r" / "status.json").write_text(json.dumps({"state": state}))
-    for arguments in (["launch", "b"], ["resume", "r"]):
-        assert shipway(arguments) == 4
-        told = capsys.readouterr().err
-        assert told.startswith("error[LA061]: the run r is running already")
-        assert "shipway logs -f r" in told
-        assert ("--new" in told) == (arguments[0] == "launch")
+    with process_named("shipway.runtime.supervisor") as pid:
+        (whole / "runs" / "r" / "supervisor.pid").write_text(f"{pid}\n{socket.gethostname()}\n")
+        for arguments in (["launch", "b"], ["resume", "r"]):
+            assert shipway(arguments) == 4
+            told = capsys.readouterr().err
+            assert told.startswith("error[LA061]: the run r is running already")
+            assert "shipway logs -f r" in told
+            assert ("--new" in told) == (arguments[0] == "launch")
+
+
+def told_of(run: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """State and detail as `shipway status` tells them."""
+    capsys.readouterr()
+    assert shipway(["status", run, "--runs", str(runs), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    return told["state"], told["detail"]
+
+
+def test_a_supervisor_is_one_by_its_command_line_and_its_machine(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its number may belong to a stranger by now; one on another machine cannot be looked at."""
+    (runs / "new" / "status.json").write_text(json.dumps({"state": "running"}))
+    pid_file = runs / "new" / "supervisor.pid"
+    pid_file.write_text(f"{os.getpid()}\n")
+    state, detail = told_of("new", runs, capsys)
+    assert (state, "supervisor is gone" in detail) == ("failed", True)
+    pid_file.write_text("1\na-login-node\n")
+    assert told_of("new", runs, capsys) == ("running", "on a-login-node")
+    pid_file.write_text("")
+    assert told_of("new", runs, capsys)[0] == "failed"
+
+
+def test_workers_that_outlived_their_supervisor_are_told_and_can_be_stopped(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with process_named("shipway.runtime.main") as pid:
+        (runs / "new" / "attempts" / "1" / "rank0.pid").write_text(f"{pid}\n")
+        state, detail = told_of("new", runs, capsys)
+        assert (state, "without its supervisor" in detail) == ("running", True)
+        assert shipway(["stop", "new", "--runs", str(runs), "--quiet"]) == 0
+        os.waitpid(pid, 0)
+    assert told_of("new", runs, capsys)[0] == "stopped"
+
+
+@contextlib.contextmanager
+def process_named(words: str) -> Iterator[int]:
+    """A process that has `words` in its command line and does nothing."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", words])
+    try:
+        while words.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def slurm_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A build for Slurm whose scheduler takes one job and refuses the next; the folder of its run `r`."""
+    built(tmp_path / "b", "tiny", *TWO_NODES, *SLURM)
+    taken = '[[ " $* " == *" --test-only "* ]] && exit\nmkdir "$0.taken" || exit 1\necho 41'
+    program(tmp_path / "bin", "sbatch", taken)
+    program(tmp_path / "bin", "scancel", "exit 0")
+    first_in_path(tmp_path / "bin", monkeypatch)
+    return tmp_path / "runs" / "r"
+
+
+def test_a_chain_that_is_refused_in_part_is_taken_back(slurm_run: Path) -> None:
+    ready = prepare(slurm_run.parent.parent / "b", slurm_run.parent, run_id="r")
+    assert isinstance(ready, Ready)
+    started = start(ready)
+    assert isinstance(started, Started)
+    assert (started.code, started.jobs) == (4, ())
+    assert calls(slurm_run.parent.parent / "bin", "scancel") == ["41"]
+    assert not list((slurm_run / "jobs").iterdir())
+
+
+def test_the_record_names_jobs_even_when_the_client_died_before_it_could(slurm_run: Path) -> None:
+    ready = prepare(slurm_run.parent.parent / "b", slurm_run.parent, run_id="r")
+    assert isinstance(ready, Ready)
+    start(ready)
+    (slurm_run / "jobs" / "01-short").write_text("41 short\n")
+    (slurm_run / "jobs" / "02-long").write_text("42 long\n")
+    entry = record.read_record(slurm_run)
+    assert entry is not None
+    assert [(job.stage, job.id) for job in entry.jobs] == [("short", "41"), ("long", "42")]
+
+
+def test_of_two_launches_at_once_one_is_refused(slurm_run: Path) -> None:
+    builds = slurm_run.parent.parent / "b"
+    first, second = (prepare(builds, slurm_run.parent, run_id="r") for _ in range(2))
+    assert isinstance(first, Ready)
+    assert isinstance(second, Ready)
+    start(first)
+    refused = start(second)
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.diagnostics[0].code) == (4, "LA061")
+    again = prepare(builds, slurm_run.parent, run_id="r")
+    assert isinstance(again, Ready)
+    with held(slurm_run, fresh=False):
+        assert isinstance(start(again), Refusal)
+
+
+def test_a_folder_that_cannot_be_written_is_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (whole / "file").write_text("")
+    for runs in (whole / "file", Path("/proc/runs")):
+        assert shipway(["launch", "b", "--runs", str(runs)]) == 4
+        assert "error[LA007]" in capsys.readouterr().err
+
+
+def test_a_scheduler_that_is_gone_or_does_not_answer_is_told(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = record.read_record(runs / "new")
+    assert entry is not None
+    (runs / "new" / "attempts.jsonl").unlink()
+    job = Job(stage="short", id="7")
+    record.write_record(runs / "new", entry.model_copy(update={"target": "slurm", "jobs": (job,)}))
+    alone_in_path(tmp_path / "bin", monkeypatch)
+    assert told_of("new", runs, capsys) == (
+        "unknown",
+        "the scheduler does not answer: there is no squeue here",
+    )
+    assert shipway(["stop", "new", "--runs", str(runs)]) == 4
+    assert "there is no scancel here" in capsys.readouterr().err
+    program(tmp_path / "bin", "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert told_of("new", runs, capsys) == ("stopped", "left the queue")
+
+
+def test_what_a_foreground_command_prints_stays_out_of_the_data(capfd: pytest.CaptureFixture[str]) -> None:
+    command = Command(("sh", "-c", "echo step 1; exit 3"), "train", foreground=True)
+    assert execute(command, quiet_stdout=True) == (3, "")
+    assert tuple(capfd.readouterr()) == ("", "step 1\n")
+    assert execute(Command(("no-such-program",), "try")) == (127, "there is no no-such-program here\n")
+
+
+def test_logs_of_pods_are_filtered_by_rank(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = record.read_record(runs / "new")
+    assert entry is not None
+    job = Job(stage="short", id="ns/jobset/new-01")
+    record.write_record(runs / "new", entry.model_copy(update={"target": "kubernetes", "jobs": (job,)}))
+    program(tmp_path / "bin", "kubectl", "printf '[pod/a] [rank 0] x\\n[pod/b] [rank 1] y\\n'")
+    first_in_path(tmp_path / "bin", monkeypatch)
+    assert shipway(["logs", "new", "--rank", "1", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out == "[pod/b] [rank 1] y\n"
+    program(tmp_path / "bin", "kubectl", "exit 1")
+    assert shipway(["logs", "new", "--runs", str(runs)]) == 4
+
+
+def test_logs_as_data_and_followed_to_the_end_of_the_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ((), ("-f",)):
+        assert shipway(["logs", "--json", *options, "--runs", str(runs)]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert lines == [{"rank": rank, "text": f"[rank {rank}] hello from {rank}"} for rank in (0, 1)]
+
+
+def test_nodes_that_the_user_names_are_kept_out(slurm_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ready = prepare(slurm_run.parent.parent / "b", slurm_run.parent, run_id="r")
+    assert isinstance(ready, Ready)
+    start(ready)
+    assert shipway(["resume", "r", "--exclude", "n7,n8", "--runs", str(slurm_run.parent)]) == 4
+    assert all("--exclude=n7,n8" in call for call in calls(slurm_run.parent.parent / "bin", "sbatch")[-2:])
 
 
 def test_a_plan_that_was_edited_is_refused_as_stale(tmp_path: Path) -> None:
@@ -196,3 +368,11 @@ def test_rendezvous_and_secrets_are_refused_in_a_blueprint(name: str, tmp_path: 
     assert isinstance(refused, Refusal)
     assert refused.code == 4
     assert name in refused.diagnostics[0].summary
+
+
+@pytest.mark.parametrize("value", ["hf_abcdefghijklmnopqrst", "https://me:pass@proxy.example:3128"])
+def test_values_that_give_themselves_away_are_refused(value: str, tmp_path: Path) -> None:
+    build = built(tmp_path / "build", "tiny", f"+cluster.target.environment.HUB='{value}'")
+    refused = prepare(build, tmp_path / "runs")
+    assert isinstance(refused, Refusal)
+    assert refused.diagnostics[0].code == "LA004"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from shipway.compiler.launch.files import launch_files
 from shipway.compiler.launch.slurm import expected_restarts
 from tests.launch.builds import jobs_of, planned
-from tests.launch.targets import ALL, SLURM, TWO_NODES
+from tests.launch.targets import ALL, ON_GPUS, SLURM, TWO_NODES
 
 SCRIPTS = (".sh", ".sbatch")
 
@@ -80,6 +81,22 @@ def test_a_stage_longer_than_the_time_limit_is_requeued_often_enough() -> None:
     hours = sum(stage.hours for stage in jobs.stages)
     jobs_needed = hours * 3600 / (1800 - jobs.save_seconds)
     assert jobs_needed - len(jobs.stages) <= expected_restarts(jobs) <= jobs_needed
+
+
+@pytest.mark.parametrize("case", [("tiny",), ON_GPUS], ids=["cpu", "gpu"])
+def test_every_build_has_an_image_on_a_pinned_base_with_a_wheel_and_itself(
+    case: tuple[str, ...],
+) -> None:
+    plan = planned(*case)
+    files = launch_files(plan)
+    docker, apptainer = files["container/Dockerfile"], files["container/apptainer.def"]
+    (base,) = [line.removeprefix("FROM ") for line in docker.splitlines() if line.startswith("FROM ")]
+    assert re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+[\w.-]*", base), "one version"
+    assert f"From: {base}" in apptainer
+    assert f"shipway-{plan.shipway}-" in docker
+    assert f"container/shipway-{plan.shipway}-py3-none-any.whl /opt/" in apptainer
+    assert "COPY . /opt/shipway/build" in docker
+    assert "enroot import" in files["container/enroot.sh"]
 
 
 def test_no_node_falls_back_to_itself() -> None:

@@ -1,4 +1,7 @@
-"""The ssh target against a real sshd on this machine: two hosts train, are stopped, and go on."""
+"""The ssh target against a real sshd on this machine: two hosts train, are stopped, fail, and go on.
+
+One test trains; the others have workers that end as they are told, since what the driver makes of it matters.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from shipway.compiler.launch import record
+from shipway.compiler.launch.processes import leader
 from shipway.compiler.launch.ssh import Ssh
 from tests.launch.builds import SHORT, TWO_NODES, built, jobs_of
+from tests.launch.secrets import SECRET, files_with
 from tests.launch.slurm_lab.lab import free_ports
 
 SSHD = "/usr/sbin/sshd"
@@ -75,48 +80,121 @@ def missing() -> str | None:
     return None if Path(SSHD).exists() and shutil.which("ssh") else "could not install openssh-server"
 
 
-def overrides(server: Server, workdir: Path) -> tuple[str, ...]:
-    """The demo's two processes on two names of this machine."""
+def overrides(server: Server, workdir: Path, *, hosts: str, python: str | Path) -> tuple[str, ...]:
+    """The demo's two processes on hosts that are names of this machine."""
     return (
         *TWO_NODES,
         *SHORT,
         "cluster.target.kind=ssh",
-        "+cluster.target.hosts=[127.0.0.1, localhost]",
-        f"+cluster.target.workdir={workdir}",
-        f"+cluster.target.python={sys.executable}",
+        f"+cluster.target.hosts=[{hosts}]",
+        f"+cluster.target.workdir='{workdir}'",
+        f"+cluster.target.python='{python}'",
         f"+cluster.target.options={server.options}",
     )
 
 
-def test_two_hosts_train_are_stopped_and_go_on(sshd: Server, tmp_path: Path) -> None:
-    build = built(tmp_path / "build", "tiny", *overrides(sshd, tmp_path / "there"))
+def stand_in(build: Path, train: str) -> None:
+    """Workers that do as `train` says in the place of training, and a driver that is in a hurry."""
+    node = build / "launch" / "node.sh"
+    node.write_text(f'set -eu\n[[ $1 == train ]] || exit 0\ncd "$SHIPWAY_RUN"\n{train}\n')
+    driver = build / "launch" / "ssh" / "run.sh"
+    driver.write_text(driver.read_text().replace("sleep 5", "sleep 0.2"))
+
+
+def drive(build: Path, run: Path) -> list[str]:
+    """The command of the driver."""
+    return ["bash", str(build / "launch" / "ssh" / "run.sh"), str(run)]
+
+
+def reasons(run: Path) -> list[str]:
+    return [attempt.reason for attempt in record.read_attempts(run)]
+
+
+def wait_for(holds: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def test_two_hosts_train_and_go_on_after_their_driver_was_killed(sshd: Server, tmp_path: Path) -> None:
+    """The workers that it left save before others start; secrets of its environment stay there."""
+    where = overrides(sshd, tmp_path / "there", hosts="127.0.0.1, localhost", python=sys.executable)
+    build = built(tmp_path / "build", "tiny", *where)
     run, there = tmp_path / "runs" / "r", tmp_path / "there" / "runs" / "r"
-    script = ["bash", str(build / "launch" / "ssh" / "run.sh"), str(run)]
-
+    environment = {**os.environ, "HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}
     with (tmp_path / "first").open("wb") as log:
-        driver = subprocess.Popen(script, stdout=log, stderr=log)
-        deadline = time.monotonic() + 300
-        while driver.poll() is None and (record.read_progress(there) is None):
-            assert time.monotonic() < deadline, (tmp_path / "first").read_text()
-            time.sleep(0.2)
-        driver.send_signal(signal.SIGTERM)
-        assert driver.wait(300) == 75, (tmp_path / "first").read_text()
-    assert [a.reason for a in record.read_attempts(run)] == ["stopped"]
-    saved = record.read_progress(there)
-    assert saved is not None
+        driver = subprocess.Popen(drive(build, run), stdout=log, stderr=log, env=environment)
+        wait_for(lambda: driver.poll() is not None or bool(record.read_progress(there)), tmp_path / "first")
+        driver.kill()
+        assert driver.wait() == -signal.SIGKILL, (tmp_path / "first").read_text()
+    assert leader(run) is None
 
-    record.lift_halt(run)
-    record.lift_halt(there)
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    done = subprocess.run(drive(build, run), capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(a.stage, a.reason) for a in record.read_attempts(run)] == [("long", "stopped"), ("long", "done")]
-    steps = [json.loads(line)["step"] for line in (there / "metrics.jsonl").read_text().splitlines()]
-    assert sorted(set(steps)) == list(range(1, 17))
+    assert [(a.stage, a.reason) for a in record.read_attempts(run)] == [("long", "lost"), ("long", "done")]
+    figures = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in figures if "loss" in line]
+    assert steps == list(range(1, 17)), "the figures come here, no step twice, none left out"
     assert "[127.0.0.1] " in done.stdout
     assert "[localhost] " in done.stdout
+    assert files_with(SECRET, tmp_path) == []
+
+
+def test_a_driver_that_is_asked_to_stop_lets_the_workers_save(sshd: Server, tmp_path: Path) -> None:
+    workdir = tmp_path / "there, with an ü"
+    where = overrides(sshd, workdir, hosts="127.0.0.1, localhost", python=sys.executable)
+    build = built(tmp_path / "a build", "tiny", *where)
+    stand_in(build, "trap 'exit 75' USR1; touch here; while true; do sleep 0.1; done")
+    run = tmp_path / "my runs" / "r"
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen(drive(build, run), stdout=log, stderr=log)
+        wait_for(lambda: driver.poll() is not None or (workdir / "runs/r/here").exists(), tmp_path / "log")
+        driver.send_signal(signal.SIGHUP)  # the terminal goes away first
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(120) == 75, (tmp_path / "log").read_text()
+    assert reasons(run) == ["stopped"]
+    assert (run / "halt").exists()
+    assert not (run / "driver.pid").exists()
+
+
+def test_hosts_that_fail_are_replaced_by_spare_ones_and_failures_retried(
+    sshd: Server, tmp_path: Path
+) -> None:
+    """One host does not answer, one has a broken pre-flight; the first attempt on the others fails."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$SHIPWAY_NODE" = host1 ] && exit 1\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    user = getpass.getuser()
+    hosts = f"127.0.0.3, {user}@127.0.0.1, 127.0.0.1, localhost"
+    build = built(
+        tmp_path / "build", "tiny", *overrides(sshd, tmp_path / "there", hosts=hosts, python=python)
+    )
+    stand_in(build, '[[ $SHIPWAY_JOB != 1 ]] || exit 76\necho "$SHIPWAY_NODE" >> trained')
+    run = tmp_path / "runs" / "r"
+    done = subprocess.run(drive(build, run), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "127.0.0.3 does not answer" in done.stdout
+    assert [(a.reason, a.nodes) for a in record.read_attempts(run)] == [
+        ("retryable", "127.0.0.1 localhost"),
+        ("done", "127.0.0.1 localhost"),
+    ]
+    assert (run / "exclude").read_text() == f"{user}@127.0.0.1\n"
+    assert sorted((tmp_path / "there/runs/r/trained").read_text().split()) == ["host2", "host3"]
+
+
+def test_a_fatal_code_ends_the_run(sshd: Server, tmp_path: Path) -> None:
+    where = overrides(sshd, tmp_path / "there", hosts="127.0.0.1, localhost", python=sys.executable)
+    build = built(tmp_path / "build", "tiny", *where)
+    stand_in(build, "exit 77")
+    run = tmp_path / "runs" / "r"
+    assert subprocess.run(drive(build, run), capture_output=True, check=False).returncode == 77
+    assert reasons(run) == ["fatal"]
+    assert (run / "halt").read_text() == "77\n"
 
 
 def test_the_script_has_the_hosts_and_nothing_secret(sshd: Server, tmp_path: Path) -> None:
-    files = Ssh().render(jobs_of("tiny", *overrides(sshd, tmp_path)))
+    where = overrides(sshd, tmp_path, hosts="127.0.0.1, localhost", python=sys.executable)
+    files = Ssh().render(jobs_of("tiny", *where))
     assert "hosts=(127.0.0.1 localhost)" in files["ssh/run.sh"]
     assert "PRIVATE KEY" not in files["ssh/run.sh"]

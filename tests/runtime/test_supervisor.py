@@ -10,14 +10,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shipway.runtime.attempts import explain, next_number, record_deaths
-from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.attempts import end_strays, explain, next_number, record_deaths
+from shipway.runtime.echo import Echo
+from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.lock import RunLock
 from shipway.runtime.metrics import read_metrics
 from shipway.runtime.run_folder import RunFolder
 from shipway.runtime.supervisor import Supervisor, ways_to_continue
@@ -81,6 +84,8 @@ def test_killed_worker_is_replaced_and_a_request_to_stop_saves(tmp_path: Path) -
     assert saved["progress"]["position"]["step"] == steps(run)[-1]
     assert json.loads((run / "status.json").read_text())["state"] == "stopped"
     assert "attempt 2 stopped as asked: the workers saved" in output
+    assert [line for line in output.splitlines() if line.startswith("only  step ")], "rank 0 is shown"
+    assert list(run.glob("attempts/2/logs/*/attempt_0/0/stdout.log")), "and logged"
     assert "preempted" not in output
     assert "death signal" not in output
     assert output.splitlines()[-1].startswith("continue with `shipway launch ")
@@ -136,8 +141,68 @@ def test_reason_is_that_of_the_rank_with_the_gravest_code(
     assert next_number(tmp_path) == 5
 
 
-def test_other_ranks_write_to_files_and_rank_0_to_the_terminal(tmp_path: Path) -> None:
+def test_every_rank_writes_to_files_of_the_attempt(tmp_path: Path) -> None:
     plan = small_plan({"only": 1}, [Layout(data_parallel_shard=4, micro_batch=2)])
     command = Supervisor(plan, tmp_path, RunFolder(tmp_path / "run")).command(tmp_path / "attempt")
-    assert command[command.index("--redirects") + 1] == "1:3,2:3,3:3"
+    assert command[command.index("--redirects") + 1] == "3"
     assert command[command.index("--nproc-per-node") + 1] == "4"
+
+
+def test_the_echo_is_what_rank_0_wrote(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    for rank in (0, 1):
+        folder = tmp_path / "none_x" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(f"step of {rank} …\n")
+        (folder / "stderr.log").write_text(f"word of {rank}\n")
+    echo = Echo(tmp_path)
+    echo.start()
+    echo.finish()
+    captured = capfdbinary.readouterr()
+    assert (captured.out.decode(), captured.err) == ("step of 0 …\n", b"word of 0\n")
+
+
+def test_a_terminal_that_goes_away_ends_nothing(tmp_path: Path) -> None:
+    script = """
+import os, signal
+from shipway.runtime.supervisor import Supervisor, say
+Supervisor(None, None, None).install_signals()
+say("before")
+os.kill(os.getpid(), signal.SIGHUP)
+say("after")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "before\n", "")
+
+
+def test_workers_without_a_supervisor_are_ended_before_others_start(tmp_path: Path) -> None:
+    attempt = tmp_path / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    stray = subprocess.Popen([*sleep, "shipway.runtime.main"])
+    stranger = subprocess.Popen(sleep)
+    said: list[str] = []
+    try:
+        (attempt / "rank0.pid").write_text(f"{stray.pid}\n")
+        (attempt / "rank1.pid").write_text(f"{stranger.pid}\n")
+        threading.Timer(0, stray.wait).start()  # else it stays a zombie of this process
+        wait_until(lambda: b"runtime.main" in Path(f"/proc/{stray.pid}/cmdline").read_bytes())
+        end_strays(tmp_path, said.append)
+        assert stray.wait() == -signal.SIGTERM
+        assert stranger.poll() is None, "a number that a stranger has now is not ours"
+    finally:
+        stray.kill()
+        stranger.kill()
+        stranger.wait()
+    assert len(said) == 1
+    assert not list(attempt.glob("*.pid"))
+
+
+def test_a_run_has_one_supervisor_and_a_dead_ones_files_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.pid").write_text(f"{os.getpid()}\n")  # of one that was killed
+    first, second = RunLock(tmp_path), RunLock(tmp_path)
+    first.take()
+    with pytest.raises(Fatal, match=f"is running already .process {os.getpid()} on "):
+        second.take()
+    first.release()
+    second.take()
+    second.release()

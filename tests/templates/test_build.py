@@ -124,7 +124,7 @@ def test_a_file_of_the_users_own_in_the_way_is_not_overwritten(tmp_path: Path) -
 def test_files_of_another_target_go_unless_they_were_edited(tmp_path: Path) -> None:
     slurm = plan_of("tiny", "cluster.target={kind: slurm}")
     built(slurm, tmp_path)
-    scripts = sorted(path for path in contents(tmp_path) if path.startswith(("launch/", "container/")))
+    scripts = sorted(path for path in contents(tmp_path) if path.startswith("launch/"))
     assert scripts
     edited = tmp_path / scripts[0]
     edited.write_text(edited.read_text() + "# mine\n")

@@ -64,7 +64,9 @@ def command(
         refuse_unless_at_rest(find_run(str(ready.run.folder), runs, output), output, or_new=True)
     verb = "continuing" if ready.continues else "starting"
     output.note(f"{verb} run {ready.run.id} in {ready.run.folder}")
-    started = launching.start(ready)
+    started = launching.start(ready, quiet_stdout=json)
+    if isinstance(started, launching.Refusal):
+        output.fail(started.diagnostics, started.code)
     jobs = [job.model_dump() for job in started.jobs]
     output.data({**run, "jobs": jobs, "status": started.code})
     if started.output:

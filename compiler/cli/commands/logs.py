@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shipway.compiler.cli.finding import RunName, Runs
+from shipway.compiler.cli.options import Json
+
+if TYPE_CHECKING:
+    from shipway.compiler.launch.logs import Line
+    from shipway.compiler.launch.runs import Found
+
+ASK_SECONDS = 5.0
+"""While following, how often it is asked whether the run has ended: a scheduler is not to be pestered."""
 
 
 def command(
@@ -22,28 +31,61 @@ def command(
         typer.Option("--attempt", metavar="N", help="Else the newest.", show_default=False),
     ] = None,
     runs: Runs = Path("runs"),
+    json: Json = False,
 ) -> None:
-    """Print what the workers wrote, each line with its rank."""
-    from dataclasses import replace
+    """Print what the workers wrote, each line with its rank; with --json, each line an object."""
+    import subprocess
+    from json import dumps
 
+    from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.finding import find_run
     from shipway.compiler.cli.output import Output
-    from shipway.compiler.launch.launch import execute
-    from shipway.compiler.launch.logs import follow_lines, log_files, print_files
 
-    output = Output()
+    output = Output(as_json=json)
     found = find_run(name, runs, output)
+    try:
+        nothing = True
+        for line in _lines(found, follow=follow, rank=rank, attempt=attempt):
+            nothing = False
+            text = dumps({"rank": line.rank, "text": line.text}, ensure_ascii=False) if json else line.text
+            print(text, flush=follow)
+        if nothing:
+            output.note("nothing was written yet")
+    except subprocess.CalledProcessError as error:
+        raise typer.Exit(exit_codes.ENVIRONMENT) from error
+    except FileNotFoundError as error:
+        output.refuse("LA064", f"there is no {error.filename} here", exit_codes.ENVIRONMENT)
+
+
+def _lines(found: Found, *, follow: bool, rank: int | None, attempt: int | None) -> Iterator[Line]:
+    from shipway.compiler.launch.logs import command_lines, follow_lines, log_files, read_lines
+
     commands = found.target.logs(found.record, found.run, follow=follow)
     if commands is not None:
         for each in commands:
-            code, _ = execute(replace(each, foreground=True))
-            if code:
-                raise typer.Exit(code)
-        return
-    files = log_files(found.run.folder, attempt=attempt, rank=rank)
-    if not files:
-        output.note("nothing was written yet")
-    if follow:
-        follow_lines(found.run.folder, attempt=attempt, rank=rank)
+            yield from command_lines(each, rank)
+    elif follow:
+        yield from follow_lines(found.run.folder, _ended(found), attempt=attempt, rank=rank)
     else:
-        print_files(files)
+        yield from read_lines(log_files(found.run.folder, attempt=attempt, rank=rank))
+
+
+def _ended(found: Found) -> Callable[[], bool]:
+    """Whether the run has ended, asked for now and then."""
+    import time
+
+    from shipway.compiler.launch.runs import find, status
+
+    asked_at, answer = -ASK_SECONDS, False
+
+    def ended() -> bool:
+        nonlocal asked_at, answer
+        if time.monotonic() - asked_at >= ASK_SECONDS:
+            again = (
+                find(found.run.folder.parent, str(found.run.folder)) or found
+            )  # its jobs may be others now
+            state = status(again).state
+            asked_at, answer = time.monotonic(), state not in ("running", "waiting", "unknown")
+        return answer
+
+    return ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -11,12 +12,20 @@ from shipway.compiler.cli.options import Json, Quiet
 
 
 def command(
-    name: RunName = None, runs: Runs = Path("runs"), json: Json = False, quiet: Quiet = False
+    name: RunName = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option("--exclude", metavar="NODE,…", help="Nodes to stay off.", show_default=False),
+    ] = None,
+    runs: Runs = Path("runs"),
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Start a stopped or failed run again, from its last checkpoint."""
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.finding import find_run, refuse_unless_at_rest
     from shipway.compiler.cli.output import Output
+    from shipway.compiler.launch import excluded
     from shipway.compiler.launch import launch as launching
 
     output = Output(as_json=json, quiet=quiet)
@@ -34,7 +43,12 @@ def command(
             exit_codes.STALE,
             help_text="Build that plan again, or start a new run with `shipway launch --new`.",
         )
-    started = launching.start(ready)
+    if exclude:
+        excluded.exclude(folder, exclude.replace(",", " ").split())
+    output.note(f"continuing run {ready.run.id} in {ready.run.folder}")
+    started = launching.start(ready, quiet_stdout=json)
+    if isinstance(started, launching.Refusal):
+        output.fail(started.diagnostics, started.code)
     output.data(
         {"run": ready.run.id, "jobs": [job.model_dump() for job in started.jobs], "status": started.code}
     )

@@ -26,6 +26,7 @@ class SlurmLab:
         self.host = host
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._lifted: dict[str, float] = {}
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command against the lab."""
@@ -67,12 +68,16 @@ class SlurmLab:
             time.sleep(0.5)
 
     def _lift_requeue_delay(self) -> None:
-        """A requeued job waits two minutes for its nodes to settle; a test need not."""
+        """A requeued job waits two minutes for its nodes to settle; a test need not.
+
+        Not at once: a start in the second of the requeue has the revoked credential of the one before.
+        """
         queue = self.run("squeue", "--noheader", "--format=%i %r", check=False).stdout
         for line in queue.splitlines():
             job, _, reason = line.partition(" ")
-            if reason == "BeginTime":
-                self.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+            if reason == "BeginTime" and time.monotonic() > self._lifted.get(job, 0.0):
+                self._lifted[job] = time.monotonic() + 15
+                self.run("scontrol", "update", f"JobId={job}", "StartTime=now+3", check=False)
 
     def report(self) -> str:
         """What a person would look at when a test hangs."""

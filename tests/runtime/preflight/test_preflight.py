@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shipway.runtime.preflight.fabric import Sample, largest, slow_nodes
-from shipway.runtime.preflight.node import judge_devices, judge_interfaces
+from shipway.runtime.preflight.node import judge_devices, judge_interfaces, judge_links
 from shipway.runtime.preflight.report import NodeReport, judged
 from shipway.runtime.preflight.verdict import verdict
 from shipway.schemas.cluster import Cluster
@@ -55,6 +55,23 @@ def test_a_driver_that_does_not_answer_is_a_failure(cluster: Cluster) -> None:
     assert (check.name, check.outcome) == ("driver", "failed")
 
 
+def nvlink(*links: str) -> str:
+    """What nvidia-smi prints for two GPUs with these links each."""
+    lines = "".join(f"\t Link {index}: {state}\n" for index, state in enumerate(links))
+    return "".join(f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: GPU-{gpu})\n{lines}" for gpu in range(2))
+
+
+def test_links_as_planned_pass_and_those_that_are_down_are_named(cluster: Cluster) -> None:
+    up = ["26.562 GB/s"] * 16  # 425 GB/s; the plan's is 400
+    assert judge_links(cluster, 0, nvlink(*up)).outcome == "ok"
+    check = judge_links(cluster, 0, nvlink(*up[1:], "<inactive>"))
+    assert (check.outcome, check.planned) == ("failed", "400 GB/s")
+    assert check.found.endswith("down: GPU 0 link 15, GPU 1 link 15")
+    assert judge_links(cluster, 0, nvlink(*up[:8])).outcome == "failed"
+    assert judge_links(cluster, 0, "").outcome == "failed"
+    assert judge_links(cluster, 2, "Insufficient Permissions").found == "Insufficient Permissions"
+
+
 def test_interfaces_that_are_down_are_named(tmp_path: Path) -> None:
     for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
         port = tmp_path / name / "ports" / "1"
@@ -96,5 +113,7 @@ def test_the_largest_call_of_each_kind_is_measured() -> None:
             algorithm="ring", link="network", seconds=1.0, exposed_seconds=0.0,
         )  # fmt: skip
 
-    kept = largest([line("dp_shard", 10), line("dp_shard", 30), line("tp", 5), line("cp", 99, group=1)])
+    kept = largest(
+        [line("dp_shard", 10), line("dp_shard", 30), line("tp", 5), line("cp", 99, group=1), line("a x b", 7)]
+    )
     assert [(entry.axis, entry.bytes) for entry in kept] == [("dp_shard", 30), ("tp", 5)]
