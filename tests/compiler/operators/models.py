@@ -17,6 +17,11 @@ def examples(number: int) -> settings:
     return settings(max_examples=number, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 
+def same_examples(number: int) -> settings:
+    """So many drawn models, the same in every run: for tests whose examples take seconds each."""
+    return settings(max_examples=number, deadline=None, derandomize=True, phases=(Phase.generate,))
+
+
 widths = st.sampled_from([32, 48, 64])
 
 

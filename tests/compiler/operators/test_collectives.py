@@ -23,7 +23,7 @@ from shipway.compiler.problem import problem
 from shipway.compiler.workload import workload
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.layout import Layout
-from tests.compiler.operators.models import Data, examples
+from tests.compiler.operators.models import Data, same_examples
 from tests.compiler.operators.traced_step import Call, traced_step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about its own names
@@ -188,7 +188,7 @@ def differences(stated: Counter[Call], traced: Counter[Call]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@examples(2)
+@same_examples(3)
 @given(st.data())
 def test_every_collective_of_a_step(name: str, data: st.DataObject) -> None:
     degrees = LAYOUTS[name]

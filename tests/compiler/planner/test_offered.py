@@ -22,7 +22,7 @@ from shipway.compiler.problem import Problem
 from shipway.runtime.mesh import build_mesh
 from shipway.runtime.parallel.support import check_layout, check_model
 from shipway.runtime.parallelize import build_parallel_model
-from tests.compiler.operators.models import examples
+from tests.compiler.operators.models import same_examples
 from tests.compiler.operators.traced_step import fake_world
 from tests.compiler.planner.planning import cluster, problem_of, rebuilt
 from tests.runtime.small_plan import small_blueprint
@@ -58,7 +58,7 @@ def offers(name: str) -> tuple[Problem, Any]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@examples(4)
+@same_examples(4)
 @given(st.integers(0, 10**9), st.booleans())
 def test_offered_layouts_are_built(name: str, number: int, is_last: bool) -> None:
     own, candidates = offers(name)
