@@ -32,9 +32,9 @@ from bench.breaking import ASKED, Outcome, Soak, Start, describe, draw, steps_of
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "bench" / "results" / "soak.json"
 BLUEPRINT = ROOT / "bench" / "blueprints" / "soak.yaml"
-LOSS_TOLERANCE = 0.02
+LOSS_TOLERANCE = 0.005
 """Largest relative difference of a step's loss after changes of layout: sums in another order, in fp32,
-part ways slowly over a hundred steps of Muon and top-k routing."""
+part ways slowly over a hundred steps of Muon and top-k routing; 0.00007 in the kept result."""
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "fsdp 2": (2, {}),
     "alone": (1, {}),
