@@ -31,7 +31,8 @@ def exchanges_heads(problem: Problem, sequences: Ints, cp: Ints, tp: Ints) -> In
         possible &= DeltaAttention(model.width, model.attention.delta).sends_less_by_heads(shard)
     elif pinned == "state":
         possible = np.zeros_like(possible)
-    return possible.astype(np.int64)
+    chosen: npt.NDArray[np.int64] = possible.astype(np.int64)
+    return chosen
 
 
 def with_delta_context(problem: Problem, layout: Layout) -> Layout:
