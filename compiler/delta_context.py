@@ -31,7 +31,7 @@ def exchanges_heads(problem: Problem, sequences: Ints, cp: Ints, tp: Ints) -> In
         possible &= DeltaAttention(model.width, model.attention.delta).sends_less_by_heads(shard)
     elif pinned == "state":
         possible = np.zeros_like(possible)
-    chosen: npt.NDArray[np.int64] = possible.astype(np.int64)
+    chosen: Ints = possible.astype(np.int64)
     return chosen
 
 
