@@ -46,4 +46,4 @@ class Reporter:
 
     def close(self) -> None:
         """Send what is left."""
-        self._run.finish(quiet=True)
+        self._run.finish()
