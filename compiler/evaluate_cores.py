@@ -23,13 +23,20 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def core_bounds(problem: Problem, cores: Candidates, shared: Tables) -> tuple[Floats, Floats]:
-    """Least seconds of a step and least peak bytes of each core."""
-    seconds, least = np.empty(len(cores)), np.empty(len(cores))
+def least_seconds(problem: Problem, cores: Candidates, shared: Tables) -> Floats:
+    """Least seconds of a step of each core."""
+    seconds = np.empty(len(cores))
     for index, chunked in chunk(cores, shared):
         seconds[index] = least_pass_seconds(problem, chunked)
+    return seconds
+
+
+def least_bytes(problem: Problem, cores: Candidates, shared: Tables) -> Floats:
+    """Least peak bytes of each core."""
+    least = np.empty(len(cores))
+    for index, chunked in chunk(cores, shared):
         least[index] = _bytes(problem, chunked)
-    return seconds, least
+    return least
 
 
 def _bytes(problem: Problem, chunked: Chunked) -> Floats:

@@ -18,6 +18,7 @@ from shipway.compiler.problem import Problem, problem
 from shipway.compiler.reshard import Resharding
 from shipway.compiler.search import Found, search
 from shipway.compiler.sequence import programme
+from shipway.compiler.spread import spread
 from shipway.compiler.workload import Workload, workload
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.calibration import Calibration
@@ -78,8 +79,7 @@ def make_plan(
         return wrong
     tell("enumerate", [p.space for p in problems])
     results: list[tuple[Problem, Found]] = []
-    for index, p in enumerate(problems):
-        found = search(p)
+    for index, (p, found) in enumerate(zip(problems, spread(_found, problems), strict=True)):
         if found is None or found.best is None:
             wrong += nothing_fits(p, found, index)
         else:
@@ -94,6 +94,11 @@ def make_plan(
     if not blueprint.training.data.relative_paths():
         folder = ""  # so that the same blueprint gives the same plan wherever it lies
     return _sealed(blueprint, tuple(origin), folder, figures, work, lowered, stages, together.changes)
+
+
+def _found(stage: Problem) -> Found | None:
+    found = search(stage)
+    return found and found.for_sequences()
 
 
 def _sealed(

@@ -8,7 +8,8 @@ bound. What cannot fit by a lower bound is never evaluated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from shipway.compiler import bounds
 from shipway.compiler.evaluate import Evaluation, evaluate
-from shipway.compiler.evaluate_cores import core_bounds
+from shipway.compiler.evaluate_cores import least_bytes, least_seconds
 from shipway.compiler.layouts import (
     Candidates,
     Keep,
@@ -34,10 +35,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Objective = Literal["time", "cost", "memory"]
 
-CORES = 256
+CORES = 512
 """Cores bounded at a time."""
-EXPANDED = 24
+EXPANDED = 48
 """Cores whose splits are evaluated at a time."""
+IN_SEQUENCES = 16
+"""Layouts of each stage that sequences of stages are made of: the best ones."""
 MARGIN = 1.01
 """Layouts whose bound is this close to the best are evaluated too: they are the runners-up."""
 
@@ -49,7 +52,7 @@ class Found:
     candidates: Candidates
     """Layouts that were evaluated."""
     batches: tuple[tuple[int, Tables], ...]
-    """For each batch in which they were: how many layouts, and their tables."""
+    """For each batch in which they were: how many layouts, and their tables; none after `for_sequences`."""
     step_seconds: Floats
     peak_bytes: Floats
     upper_bytes: Floats
@@ -59,9 +62,20 @@ class Found:
     """Position of the chosen layout among `candidates`; None when nothing fits."""
     order: Ints
     """Positions that fit, best first."""
+    few: Mapping[int, Tables] = field(default_factory=dict)
+    """Tables by layout, of those that were kept when the batches were let go."""
+
+    def for_sequences(self) -> Found:
+        """The same with the tables of the best few alone: a hundredth of the size."""
+        if self.best is None:
+            return self
+        few = {int(layout): self.tables_of(int(layout)) for layout in self.order[:IN_SEQUENCES]}
+        return replace(self, batches=(), few=few)
 
     def tables_of(self, layout: int) -> Tables:
         """Tables of one evaluated layout alone."""
+        if layout in self.few:
+            return self.few[layout]
         for size, shared in self.batches:
             if layout < size:
                 return shared.alone(layout)
@@ -123,7 +137,15 @@ def _best_first(
     while done < len(order) and promise[order[done]] < best * MARGIN:
         batch = order[done : done + CORES]
         batch = batch[promise[batch] < best * MARGIN]
-        seconds, least = core_bounds(problem, cores.take(batch), shared.take(batch))
+        done += CORES
+        seconds = least_seconds(problem, cores.take(batch), shared.take(batch))
+        if problem.blueprint.training.objective != "memory":
+            # Memory takes longer to bound than time: only for cores that time leaves in the running.
+            quick = _objective(problem, cores.take(batch), seconds, seconds) < best * MARGIN
+            batch, seconds = batch[quick], seconds[quick]
+            if len(batch) == 0:
+                continue
+        least = least_bytes(problem, cores.take(batch), shared.take(batch))
         value = _objective(problem, cores.take(batch), seconds, least)
         misses.append((batch, least))
         alive = np.flatnonzero(least <= problem.capacity_bytes)
@@ -139,7 +161,6 @@ def _best_first(
             reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
             best = min(best, float(reached[fits].min(initial=np.inf)))
             seen.append((candidates, result, split))
-        done += CORES
     if not seen:
         index = np.concatenate([batch for batch, _ in misses])
         need = np.concatenate([least for _, least in misses])

@@ -15,12 +15,9 @@ import numpy.typing as npt
 
 from shipway.compiler.problem import Problem
 from shipway.compiler.reshard import Resharding, reshardings, state_tensors
-from shipway.compiler.search import Found, verdict_rank
+from shipway.compiler.search import IN_SEQUENCES, Found, verdict_rank
 
 Floats = npt.NDArray[np.float64]
-
-KEPT = 16
-"""Layouts of each stage that sequences are made of: the best ones."""
 
 
 def best_sequence(stages: Sequence[Floats], changes: Sequence[Floats]) -> tuple[int, ...]:
@@ -90,7 +87,7 @@ def _options(problem: Problem, found: Found) -> list[int]:
     if problem.blueprint.training.objective == "memory":
         return [found.best]
     rank = verdict_rank(found.peak_bytes, found.upper_bytes, problem.capacity_bytes)
-    return [int(index) for index in found.order if rank[index] == rank[found.best]][:KEPT]
+    return [int(index) for index in found.order if rank[index] == rank[found.best]][:IN_SEQUENCES]
 
 
 def _stage_cost(problem: Problem, found: Found, options: Sequence[int]) -> Floats:

@@ -41,8 +41,8 @@ def v_in_flight(schedule: Schedule, pp: int, micro_batches: int, split: bool) ->
         waiting = WAITING[kind] * (split & ((rank > 0) | (own > 0)))
         columns = np.array([held * (own == 0), held * (own == 1), waiting * (own == 0), waiting * (own == 1)])
         counts = np.cumsum(columns, axis=1)
-        _, first = np.unique(counts.T @ base ** np.arange(4), return_index=True)
-        moments.append(counts[:, first].T)
+        different = np.unique(base ** np.arange(4) @ counts)
+        moments.append(different[:, None] // base ** np.arange(4) % base)
     most = max(len(one) for one in moments)
     return np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in moments])
 

@@ -65,62 +65,62 @@ def v_steps(schedule: Schedule, pp: int, micro_batches: int) -> tuple[IntArray, 
     return tuple(_numbered(steps(pp, micro_batches, rank), micro_batches) for rank in range(pp))
 
 
-Step = str
+F0, F1, I0, I1, W0, W1, B0, B1 = range(8)
 """What is done, and which of the rank's two chunks it is done with: `F0` is a forward on the way down."""
-STEPS = {f"{kind}{own}": (index, own) for index, kind in enumerate(KINDS) for own in (0, 1)}
+TURNS = ((F0,), (F1,), (W0, B0), (W1, B1), (I0, B0), (I1, B1))
+"""Steps that go through the micro-batches in turn: a whole backward is among weight and input parts."""
 
 
-def _numbered(steps: list[Step], micro_batches: int) -> IntArray:
+def _numbered(steps: list[int], micro_batches: int) -> IntArray:
     """Micro-batches go through every chunk in turn; those beyond the last one are left out."""
-    kind, own = np.array([STEPS[step] for step in steps], dtype=np.int64).T
+    step = np.array(steps, dtype=np.int64)
     number = np.zeros(len(steps), dtype=np.int64)
-    for chunk in (0, 1):
-        # A whole backward takes its turn among the input parts and among the weight parts.
-        for these in ("F", "WB", "IB"):
-            mine = np.flatnonzero((own == chunk) & np.isin(kind, [KINDS.index(one) for one in these]))
-            number[mine] = np.arange(len(mine))
-    result: IntArray = np.column_stack([kind, own, number])[number < micro_batches]
+    for turn in TURNS:
+        mine = np.flatnonzero(np.logical_or.reduce([step == one for one in turn]))
+        number[mine] = np.arange(len(mine))
+    kept = number < micro_batches
+    result: IntArray = np.column_stack([step >> 1, step & 1, number])[kept]
     return result
 
 
-def _zbv(pp: int, micro_batches: int, rank: int) -> list[Step]:
+def _zbv(pp: int, micro_batches: int, rank: int) -> list[int]:
     """Warm-up, one forward and one backward of each chunk in turn, cool-down with weights deferred."""
     count = max(2 * pp - 1, micro_batches)
     ahead = 2 * pp - 1 - rank
-    steps = ["F0"] * (2 * (pp - rank) - 1)
-    steps += ["F1", "F0"] * rank
-    steps += ["F1", "I1", "W1"] * (pp - rank)
-    both = ["I0", "W0", "F1", "I1", "W1"]
-    steps += ["F0", *both] * (count - ahead)
+    steps = [F0] * (2 * (pp - rank) - 1)
+    steps += [F1, F0] * rank
+    steps += [F1, I1, W1] * (pp - rank)
+    both = [I0, W0, F1, I1, W1]
+    steps += [F0, *both] * (count - ahead)
     steps += both * (ahead - pp)
-    steps += ["I0", "I1"] * rank
-    steps += ["I0", "W0"] * (pp - rank)
-    return steps + ["W1"] * rank + ["W0"] * rank
+    steps += [I0, I1] * rank
+    steps += [I0, W0] * (pp - rank)
+    return steps + [W1] * rank + [W0] * rank
 
 
-def _dualpipev(pp: int, micro_batches: int, rank: int) -> list[Step]:
+def _dualpipev(pp: int, micro_batches: int, rank: int) -> list[int]:
     """Whole backwards in the steady state, each beside a forward; parts only where a bubble would be."""
     below = pp - rank - 1
     deferred: deque[int] = deque()
-    steps: list[Step] = []
+    steps: list[int] = []
 
     def backward(own: int, split: bool) -> None:
-        steps.append(f"{'I' if split else 'B'}{own}")
+        steps.append((I0 if split else B0) + own)
         if split:
             deferred.append(own)
 
     def weight() -> None:
         if deferred:
-            steps.append(f"W{deferred.popleft()}")
+            steps.append(W0 + deferred.popleft())
 
-    steps += ["F0"] * (2 * below)
-    steps += ["F0", "F1"] * (rank + 1)
+    steps += [F0] * (2 * below)
+    steps += [F0, F1] * (rank + 1)
     for _ in range(below):
         backward(1, split=True)
         weight()
-        steps.append("F1")
-    steps += ["F0", "B1", "F1", "B0"] * (micro_batches - 2 * pp + rank + 1)
-    steps += ["B1", "F1", "B0"] * below
+        steps.append(F1)
+    steps += [F0, B1, F1, B0] * (micro_batches - 2 * pp + rank + 1)
+    steps += [B1, F1, B0] * below
     # Of the last rank + 1 backwards of each chunk, the second half leave their weights for the end.
     whole = (rank + 1) // 2
     for number in range(rank + 1):

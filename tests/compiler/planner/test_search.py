@@ -7,7 +7,7 @@ import pytest
 
 from shipway.compiler import bounds
 from shipway.compiler.evaluate import evaluate
-from shipway.compiler.evaluate_cores import core_bounds
+from shipway.compiler.evaluate_cores import least_bytes, least_seconds
 from shipway.compiler.layouts import enumerate_layouts, splits
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import exhaustive, search
@@ -56,7 +56,7 @@ def test_bounds_never_exceed_what_they_bound(name: str) -> None:
     slack = 1 + 1e-9
     for seconds, least in (
         (bounds.layout_seconds(made, cores, shared), bounds.layout_bytes(made, cores, shared)),
-        core_bounds(made, cores, shared),
+        (least_seconds(made, cores, shared), least_bytes(made, cores, shared)),
     ):
         # Cuts are made on rounded costs: a chunk may be that much shorter than the bound's perfect one.
         assert (seconds[core] <= result.step_seconds * slack).all()

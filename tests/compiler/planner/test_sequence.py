@@ -15,8 +15,8 @@ from shipway.compiler.operators.base import Parameter
 from shipway.compiler.pipeline import make_plan
 from shipway.compiler.problem import Problem
 from shipway.compiler.reshard import StateTensor, reshardings, shards, state_tensors
-from shipway.compiler.search import Found, search
-from shipway.compiler.sequence import KEPT, best_sequence, programme
+from shipway.compiler.search import IN_SEQUENCES, Found, search
+from shipway.compiler.sequence import best_sequence, programme
 from shipway.schemas.cluster import Cluster
 from shipway.schemas.layout import Layout
 from shipway.schemas.plan import Plan
@@ -110,7 +110,7 @@ def test_stages_are_chosen_together(changes: dict[str, object]) -> None:
         ]
         return sum(seconds) + (between.device_seconds if is_cost else between.seconds)
 
-    options = [[int(i) for i in found.order[:KEPT]] for _, found in stages]
+    options = [[int(i) for i in found.order[:IN_SEQUENCES]] for _, found in stages]
     together = programme(stages)
     chosen = tuple(found.best for found in together.found if found.best is not None)
     assert total(chosen) == pytest.approx(min(map(total, product(*options))))

@@ -1,0 +1,49 @@
+"""Work over several processes gives what one process gives."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shipway.compiler import spread as module
+from shipway.compiler.spread import cores, may_fork, spread
+
+# In a process of its own, as test runners have threads and may have loaded torch.
+PROGRAM = """
+import os
+from shipway.compiler import spread as module
+from shipway.compiler.spread import may_fork, spread
+
+def work(item):
+    if item == 7:
+        raise ValueError("seven")
+    return item * item, os.getpid()
+
+module.cores = lambda: 2
+assert may_fork()
+done = spread(work, [3, 1, 2, 5])
+assert [value for value, _ in done] == [9, 1, 4, 25]
+assert os.getpid() not in {process for _, process in done}
+try:
+    spread(work, [1, 7, 2])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_forked_work_comes_back_in_order_and_raises_what_was_raised() -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert ran.stdout == "seven\n"
+
+
+def test_one_core_does_all_the_work_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 1)
+    seen: list[int] = []
+    assert spread(seen.append, [1, 2]) == [None, None]
+    assert seen == [1, 2]
+
+
+def test_no_fork_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert cores() >= 1
+    assert not may_fork()
