@@ -7,7 +7,7 @@ TYPING := $(VENV)/typing
 # The first of these that is Python 3.11 or newer; or say `make setup PYTHON=/path/to/python`.
 PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-# Two test processes of one thread each: more threads than cores make torch slower, not faster.
+# One thread a test process: more threads than cores make torch slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
@@ -41,8 +41,8 @@ demo: $(STAMP)  ## Plan, build and train the tiny blueprint on this machine
 	$(BIN)/shipway launch build/tiny
 	$(BIN)/shipway status
 
-test: lint  ## Lint, types, layering contracts, and all tests, two at a time
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: lint  ## Lint, types, layering contracts, and all tests, three at a time: many wait for other processes
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## Style, types and layering contracts
 	$(BIN)/ruff check .

@@ -23,3 +23,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden copies are to be written anew."""
     return bool(request.config.getoption("--update-golden"))
+
+
+# Files that run many processes or wait for daemons, the longest first: begun last, one of them would run
+# alone at the end.
+LONG = (
+    "launch/test_slurm.py",
+    "launch/test_ssh.py",
+    "runtime/test_parallel_pipeline.py",
+    "runtime/test_parallel_context.py",
+    "runtime/test_parallel_expert.py",
+    "runtime/test_parallel_tensor.py",
+    "bench/test_soak.py",
+    "runtime/test_resume.py",
+    "runtime/test_data_parallel.py",
+    "runtime/test_supervisor.py",
+    "runtime/test_compilation.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    rank = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(LONG)))
