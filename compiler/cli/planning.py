@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +51,8 @@ def read_blueprint(
 
 def plan_blueprint(read: Read, output: Output, calibration: Path | None = None) -> Plan:
     """Plan, or leave with why nothing fits; `calibration` is a file of `shipway calibrate`."""
-    from shipway.compiler.pipeline import make_plan
+    with _one_blas_thread():
+        from shipway.compiler.pipeline import make_plan
 
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
@@ -60,6 +63,22 @@ def plan_blueprint(read: Read, output: Output, calibration: Path | None = None) 
         status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID
         output.fail([*_placed(made, read), *read.warnings], status)
     return made
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """NumPy's BLAS, where it is loaded in here, starts no threads: they would only spin beside the search.
+
+    What is started later finds the environment as it was.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def read_calibration(path: Path, output: Output) -> Calibration:
