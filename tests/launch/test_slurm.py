@@ -45,7 +45,7 @@ def story(slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Story:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("WANDB_API_KEY", SECRET)
         run = launch(slurm, build, folder / "runs", "troubled")
-    slurm.wait_for(lambda: step(run) >= 2, "the run trains", 300)
+    slurm.wait_for(lambda: step(run) >= 2, "the run trains", 900)
     nodes = slurm.nodes(first_job(run))
 
     slurm.run(
@@ -56,14 +56,14 @@ def story(slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Story:
         "--output=/dev/null",
         "--wrap=sleep 1",
     )
-    slurm.wait_for(lambda: "preempted" in reasons(run), "the run saves and makes room", 300)
+    slurm.wait_for(lambda: "preempted" in reasons(run), "the run saves and makes room", 900)
     queue = queue_when_requeued(slurm, first_job(run))
     reached = step(run)
 
-    slurm.wait_for(lambda: step(run) > reached, "the run goes on", 300)
+    slurm.wait_for(lambda: step(run) > reached, "the run goes on", 900)
     lost = slurm.nodes(first_job(run)).split(",")[-1]
     slurm.kill_node(lost)
-    slurm.wait_for(lambda: record.is_done(run, ("short", "long")), "the run finishes", 600)
+    slurm.wait_for(lambda: record.is_done(run, ("short", "long")), "the run finishes", 1200)
     slurm.start_node(lost)
     return Story(train_without_slurm(build, folder / "unbroken"), run, nodes, queue, lost)
 
@@ -76,7 +76,7 @@ def queue_when_requeued(slurm: SlurmLab, job: str) -> str:
         seen.append(slurm.run("squeue", "--noheader", "--format=%i %T %E").stdout)
         return f"{job} PENDING" in seen[-1]
 
-    slurm.wait_for(waits, "the run waits in the queue", 120)
+    slurm.wait_for(waits, "the run waits in the queue", 300)
     return seen[-1]
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_fails_the_pre_flight_is_left_out(
     monkeypatch.setenv("SHIPWAY_PYTHON", str(python_that_dies_on("n1", tmp_path)))
     run = launch(slurm, build, tmp_path / "runs", "bad-node")
     first, last = first_job(run), job_of(run, "02-long")
-    slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 300)
+    slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 900)
     described = slurm.run("scontrol", "show", "job", first_job(run)).stdout
     assert "ExcNodeList=n1" in described
     follows = ("squeue", "--noheader", f"--jobs={last}", "--format=%E")

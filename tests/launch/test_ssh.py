@@ -111,7 +111,7 @@ def reasons(run: Path) -> list[str]:
 
 
 def wait_for(holds: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not holds():
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)

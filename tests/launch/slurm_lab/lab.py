@@ -59,7 +59,7 @@ class SlurmLab:
             else:
                 os.environ["SLURM_CONF"] = before
 
-    def wait_for(self, holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    def wait_for(self, holds: Callable[[], bool], what: str, seconds: float = 240) -> None:
         """Wait until `holds()`; jobs that a requeue delayed are started at once."""
         deadline = time.monotonic() + seconds
         while not holds():
@@ -141,7 +141,7 @@ class SlurmLab:
                     daemon.kill()
                     daemon.wait()
 
-    def wait_for_path(self, path: Path, seconds: float = 15) -> None:
+    def wait_for_path(self, path: Path, seconds: float = 60) -> None:
         """Wait until `path` exists."""
         deadline = time.monotonic() + seconds
         while not path.exists():
