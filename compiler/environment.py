@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from shipway.compiler.spread import cores
+
 GIB = 2**30
 LEAST_FREE_BYTES = 5 * GIB
 """Below this even the demo's checkpoints may not find room."""
@@ -63,8 +65,7 @@ def _torch() -> Iterator[Finding]:
         for index in range(torch.cuda.device_count()):
             yield _device(torch, index)
     else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        yield Finding("devices", "note", f"no GPU that torch can use; {cores} CPU cores")
+        yield Finding("devices", "note", f"no GPU that torch can use; {cores()} CPU cores")
 
 
 def _device(torch: Any, index: int) -> Finding:

@@ -49,14 +49,13 @@ def read_blueprint(
     return Read(blueprint, composed, (*composed.origin, *extra), diagnostics)
 
 
-def plan_blueprint(read: Read, output: Output, calibration: Path | None = None) -> Plan:
-    """Plan, or leave with why nothing fits; `calibration` is a file of `shipway calibrate`."""
+def plan_blueprint(read: Read, output: Output, figures: Calibration | None = None) -> Plan:
+    """Plan, or leave with why nothing fits; `figures` in place of the device's own calibration."""
     with _one_blas_thread():
         from shipway.compiler.pipeline import make_plan
 
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
-    figures = read_calibration(calibration, output) if calibration else None
     made = make_plan(read.blueprint, read.origin, folder=folder, calibration=figures)
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
@@ -81,8 +80,10 @@ def _one_blas_thread() -> Iterator[None]:
             del os.environ[name]
 
 
-def read_calibration(path: Path, output: Output) -> Calibration:
-    """The figures in a file of `shipway calibrate`, or leave with what is wrong with it."""
+def read_calibration(path: Path | None, output: Output) -> Calibration | None:
+    """The figures in a file of `shipway calibrate`, if any is given, or leave with what is wrong with it."""
+    if path is None:
+        return None
     from shipway.schemas.calibration import Calibration
 
     try:

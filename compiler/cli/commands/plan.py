@@ -91,17 +91,16 @@ def command(
         _serving(name, overrides, config_dir, calibration, out, output)
         return
     read = read_blueprint(name, overrides, config_dir, output)
-    plan = plan_blueprint(read, output, calibration)
+    figures = read_calibration(calibration, output)
+    plan = plan_blueprint(read, output, figures)
     if out is not None:
         output.write(out, canonical_json(plan))
         output.note(f"plan written to {out}")
-    if trace is not None or html is not None:
-        figures = read_calibration(calibration, output) if calibration else None
-        _write_pictures(plan, figures, trace, html, output)
+    _write_pictures(plan, figures, trace, html, output)
     if not json:
         output.warn(read.warnings)
     if asked is not None:
-        _explain_loss(plan, asked, calibration, output)
+        _explain_loss(plan, asked, figures, output)
         return
     if old is not None:
         changed = _show_difference(old, plan, output)
@@ -130,12 +129,10 @@ def _asked(text: str, with_diff: bool, output: Output) -> LayoutConstraints:
     return read
 
 
-def _explain_loss(plan: Plan, asked: LayoutConstraints, calibration: Path | None, output: Output) -> None:
-    from shipway.compiler.cli.planning import read_calibration
+def _explain_loss(plan: Plan, asked: LayoutConstraints, figures: Calibration | None, output: Output) -> None:
     from shipway.compiler.render.why import render_why, why_json
     from shipway.compiler.why import why
 
-    figures = read_calibration(calibration, output) if calibration else None
     answers = why(plan, asked, figures)
     output.data(why_json(asked, answers))
     output.show(render_why(answers))
@@ -170,8 +167,7 @@ def _serving(
     from shipway.schemas.plan import canonical_json
 
     read = read_blueprint(name, overrides, config_dir, output)
-    figures = read_calibration(calibration, output) if calibration else None
-    capacity = serving(read.blueprint, figures)
+    capacity = serving(read.blueprint, read_calibration(calibration, output))
     if out is not None:
         output.write(out, canonical_json(capacity))
         output.note(f"serving capacity written to {out}")
