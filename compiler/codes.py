@@ -331,6 +331,7 @@ _CODES = (
     Code("LA020", "Too large for this machine", "The local target runs on one machine only."),
     Code("LA021", "Devices are missing", "The plan counts on devices that this machine does not have."),
     Code("LA022", "Another device", "A plan is bound to its device: memory and speed decide the layout."),
+    Code("LA023", "One machine", "A local run has no other machine to go to when a node is to be left out."),
     Code("LA030", "No kubectl", "The cluster is reached through kubectl and its current context."),
     Code(
         "LA031",
@@ -344,6 +345,12 @@ _CODES = (
     Code("LA040", "No ssh", "The hosts are reached with an OpenSSH client."),
     Code("LA050", "No keys for the cloud", "They are read from the environment and never written anywhere."),
     Code("LA051", "AIHC cannot chain stages", "An AIHC job has one size; pin layouts of equal size."),
+    Code(
+        "LA052",
+        "AIHC cannot be told which nodes to stay off",
+        "CreateJob has no field for it. Cordon the node in the console or with kubectl, then resume.",
+        "kubectl cordon 192.168.12.46",
+    ),
     Code("LA060", "No such run", "`shipway list` shows the runs in a folder."),
     Code("LA061", "The run is not at rest", "It runs, or waits for nodes: `shipway stop` ends it first."),
     Code("LA062", "The build has another plan", "A run goes on with the plan that it was launched with."),

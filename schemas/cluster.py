@@ -153,8 +153,8 @@ class AihcTarget(Schema):
     """Scheduling priority."""
     endpoint: str = "https://aihc.bj.baidubce.com"
     """Address of the service in the pool's region."""
-    restarts: PositiveInt = 50
-    """Times that the platform brings a job back."""
+    restarts: PositiveInt = 3
+    """Times that the platform brings a job back whatever its failure; it is said to take no more than 3."""
     environment: dict[str, str] = Field(default={})
     """Environment variables that describe the site."""
 

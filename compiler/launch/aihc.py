@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -27,7 +28,8 @@ export SHIPWAY_HEAD=$MASTER_ADDR:$MASTER_PORT SHIPWAY_NODES=$WORLD_SIZE SHIPWAY_
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 """
 _STATES: dict[str, State] = {
-    "Created": "waiting", "Pending": "waiting", "Running": "running", "Restarting": "running",
+    "Created": "waiting", "Pending": "waiting", "Scheduled": "waiting",
+    "Running": "running", "Restarting": "running",
     "Succeeded": "done", "Failed": "failed", "ManualTermination": "stopped", "Stopped": "stopped",
 }  # fmt: skip
 
@@ -98,17 +100,35 @@ class Aihc:
         lines = [_answer(line) for line in output.splitlines() if line.startswith("{")]
         found = []
         for job, answer in zip(record.jobs, lines, strict=False):
-            word = str(answer.get("status") or answer.get("result", {}).get("status", "unknown"))
+            inside = answer.get("job") or answer.get("result") or answer
+            word = str(inside.get("status", "unknown"))
             found.append(JobState(job, _STATES.get(word, "unknown"), word.lower()))
         return found
 
     def logs(self, record: RunRecord, run: Run, *, follow: bool) -> list[Command] | None:
-        """Of the pods, through the service; there is no stream to follow."""
-        return [_about(job, "DescribeJobLogs", "logs that the service keeps") for job in record.jobs]
+        """Of the pods, one after another, through the service."""
+        return [_pods(job, "follow" if follow else "logs", "logs of all pods") for job in record.jobs]
 
     def cancel(self, record: RunRecord, run: Run) -> list[Command]:
         """StopJob ends the pods, in whose grace period they save."""
         return [_about(job, "StopJob", "end the pods; they save first") for job in record.jobs]
+
+    def accusations(self, record: RunRecord) -> list[Command]:
+        """What the pods' logs say."""
+        return [_pods(job, "bad", "ask which nodes failed the pre-flight") for job in record.jobs]
+
+    def accused(self, output: str) -> tuple[str, ...]:
+        """A node a line."""
+        return tuple(sorted(set(output.split())))
+
+    def keeps(self, nodes: Sequence[str]) -> Diagnostic | None:
+        """The request has no field for it (LA052); the platform replaces only what it finds broken itself."""
+        return Diagnostic(
+            code="LA052",
+            summary=f"AIHC cannot be told to stay off {', '.join(nodes)}: the job may get there again",
+            field="cluster.target.kind",
+            help="Cordon it in the console or with `kubectl cordon`, then `shipway resume`.",
+        )
 
 
 def body(programme: Programme, run_name: str, launch: int = 1) -> dict[str, object]:
@@ -137,7 +157,8 @@ def body(programme: Programme, run_name: str, launch: int = 1) -> dict[str, obje
         # The service's condition: two or more whole machines of A800 with RDMA.
         "enableBccl": stage.nodes >= 2 and devices == 8 and "a800" in target.gpu_resource,
         "faultTolerance": True,
-        "faultToleranceArgs": f"--max-num-of-unconditional-retry={target.restarts}",
+        "faultToleranceArgs": "--enable-replace=true "  # of nodes that the platform itself finds broken
+        f"--max-num-of-unconditional-retry={target.restarts}",
         "tensorboardConfig": {"enable": True, "logPath": f"/runs/{run_name}/tensorboard"},
     }
 
@@ -168,6 +189,11 @@ def _about(job: Job, action: str, purpose: str) -> Command:
     url = f"{endpoint}/?{query}"
     arguments = (sys.executable, "-m", "shipway.compiler.launch.bce", "POST", url)
     return Command(arguments, purpose, stdin=json.dumps({"jobId": name}))
+
+
+def _pods(job: Job, what: str, purpose: str) -> Command:
+    arguments = (sys.executable, "-m", "shipway.compiler.launch.aihc_pods", what, *job.id.split(" "))
+    return Command(arguments, purpose)
 
 
 def _target(programme: Programme) -> AihcTarget:

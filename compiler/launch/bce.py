@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 EXPIRES_SECONDS = 1800
 API_VERSION = "v2"
+ENVIRONMENT_CODE = 4
 
 
 def authorization(
@@ -64,14 +65,14 @@ def main() -> int:
     access_key, secret_key = os.environ.get("BCE_ACCESS_KEY_ID"), os.environ.get("BCE_SECRET_ACCESS_KEY")
     if not access_key or not secret_key:
         print("set BCE_ACCESS_KEY_ID and BCE_SECRET_ACCESS_KEY", file=sys.stderr)
-        return 4
+        return ENVIRONMENT_CODE
     try:
         status, text = call(method, url, sys.stdin.buffer.read(), access_key, secret_key)
     except OSError as error:
         print(f"{urlsplit(url).netloc} cannot be reached: {error}", file=sys.stderr)
-        return 4
+        return ENVIRONMENT_CODE
     print(text, file=sys.stdout if status < 300 else sys.stderr)
-    return 0 if status < 300 else 4
+    return 0 if status < 300 else ENVIRONMENT_CODE
 
 
 def _hmac(key: str, text: str) -> str:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from shipway.compiler.launch.execute import execute
+from shipway.compiler.launch.target import Target
+from shipway.schemas.run import RunRecord
+
 EXCLUDE_FILE = "exclude"
 """In a run's folder, one node a line; delete it to give them another chance."""
 
@@ -19,3 +23,9 @@ def exclude(folder: Path, nodes: Iterable[str]) -> None:
     """Add nodes."""
     every = sorted({*read_excluded(folder), *nodes})
     (folder / EXCLUDE_FILE).write_text("".join(f"{node}\n" for node in every))
+
+
+def accused(target: Target, record: RunRecord) -> tuple[str, ...]:
+    """Nodes that the cluster's own record of the latest launch names as bad; none when it does not answer."""
+    answers = [execute(command) for command in target.accusations(record)]
+    return target.accused("".join(output for code, output in answers if code == 0))

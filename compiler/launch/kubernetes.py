@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from shipway.compiler.launch.excluded import read_excluded
 from shipway.compiler.launch.job import Programme, slug
@@ -137,11 +139,7 @@ class Kubernetes:
 
     def states(self, record: RunRecord, output: str) -> list[JobState]:
         """The newest true condition, or Volcano's phase; an object that is gone has none."""
-        decoder, rest, words = json.JSONDecoder(), output.strip(), {}
-        while rest:
-            value, end = decoder.raw_decode(rest)
-            rest = rest[end:].strip()
-            words[value["metadata"]["name"]] = condition(value.get("status", {}))
+        words = {value["metadata"]["name"]: condition(value.get("status", {})) for value in documents(output)}
         found = []
         for job in record.jobs:
             word = words.get(job.id.split("/")[-1])
@@ -173,6 +171,44 @@ class Kubernetes:
             )
             for namespace, resource, name in (job.id.split("/") for job in reversed(record.jobs))
         ]  # fmt: skip
+
+    def accusations(self, record: RunRecord) -> list[Command]:
+        """The pods as JSON: of one that left with 4 the termination message names the bad nodes."""
+        namespaces = {job.id.split("/")[0] for job in record.jobs}
+        selector = f"--selector=shipway.dev/run={slug(record.id)}"
+        return [
+            Command(
+                ("kubectl", "get", "pods", f"--namespace={namespace}", selector, "--output=json"),
+                "ask which nodes failed the pre-flight",
+            )
+            for namespace in sorted(namespaces)
+        ]
+
+    def accused(self, output: str) -> tuple[str, ...]:
+        """Nodes after `exclude:` in the messages of pods that left with 4."""
+        pods = [pod for answer in documents(output) for pod in answer.get("items", [])]
+        messages = [
+            str(ended.get("message", ""))
+            for pod in pods
+            for container in pod.get("status", {}).get("containerStatuses", [])
+            if (ended := container.get("state", {}).get("terminated", {})).get("exitCode") == 4
+        ]
+        lines = [line for message in messages for line in message.splitlines()]
+        named = [line.removeprefix("exclude:").split() for line in lines if line.startswith("exclude:")]
+        return tuple(sorted({node for nodes in named for node in nodes}))
+
+    def keeps(self, nodes: Sequence[str]) -> Diagnostic | None:
+        """They can be left out: a node affinity of the pods."""
+        return None
+
+
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    """JSON objects one after another, as several commands print them."""
+    decoder, rest = json.JSONDecoder(), text.strip()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        rest = rest[end:].strip()
+        yield value
 
 
 def config_map(programme: Programme, job_name: str, plan: str) -> str:

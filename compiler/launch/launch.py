@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shipway.compiler.launch import environment, record
+from shipway.compiler.launch.excluded import accused, exclude
 from shipway.compiler.launch.execute import execute
 from shipway.compiler.launch.held import Busy, held
 from shipway.compiler.launch.intact import edited_files, missing_files
@@ -91,6 +92,10 @@ class Started:
     output: str
     """What the commands printed."""
     jobs: tuple[Job, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Nodes that failed the launch before, and that this one stays off."""
+    warnings: tuple[Diagnostic, ...] = ()
+    """Nodes that failed it, and that it cannot be kept off."""
 
 
 def start(launch: Launch, *, quiet_stdout: bool = False) -> Started | Refusal:
@@ -118,6 +123,7 @@ def start(launch: Launch, *, quiet_stdout: bool = False) -> Started | Refusal:
 def _start(launch: Launch, quiet_stdout: bool) -> Started:
     folder = launch.run.folder
     record.lift_halt(folder)
+    left_out, warnings = _leave_out_bad_nodes(launch)
     plan_copy = folder / "plan.json"
     plan_copy.write_text((launch.run.build / "plan.json").read_text())
     entry = RunRecord(
@@ -135,11 +141,24 @@ def _start(launch: Launch, quiet_stdout: bool) -> Started:
         code, text = execute(command, quiet_stdout=quiet_stdout)
         output += text
         if code != 0:
-            return Started(code if command.foreground else ENVIRONMENT_CODE, output)
+            code = code if command.foreground else ENVIRONMENT_CODE
+            return Started(code, output, (), left_out, warnings)
     jobs = launch.target.submitted(launch.programme, output)
     if jobs:
         record.write_record(folder, entry.model_copy(update={"jobs": jobs}))
-    return Started(0, output, jobs)
+    return Started(0, output, jobs, left_out, warnings)
+
+
+def _leave_out_bad_nodes(launch: Launch) -> tuple[tuple[str, ...], tuple[Diagnostic, ...]]:
+    """Nodes to stay off since they failed the launch before; a warning instead where that cannot be said."""
+    before = record.read_record(launch.run.folder) if launch.continues else None
+    nodes = accused(launch.target, before) if before else ()
+    if not nodes:
+        return (), ()
+    if cannot := launch.target.keeps(nodes):
+        return (), (cannot.model_copy(update={"severity": "warning"}),)
+    exclude(launch.run.folder, nodes)
+    return nodes, ()
 
 
 def read_plan(build: Path) -> Plan | Refusal:

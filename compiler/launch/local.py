@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from shipway.compiler.launch import environment
@@ -82,3 +83,21 @@ class Local:
         if not pids:
             return []
         return [Command(("kill", "-TERM", *map(str, pids)), "let the workers save and leave")]
+
+    def accusations(self, record: RunRecord) -> list[Command]:
+        """None: there is one machine."""
+        return []
+
+    def accused(self, output: str) -> tuple[str, ...]:
+        """None: see `accusations`."""
+        return ()
+
+    def keeps(self, nodes: Sequence[str]) -> Diagnostic | None:
+        """There is no other machine to go to."""
+        return Diagnostic(
+            code="LA023",
+            summary=f"a run on this machine cannot stay off {', '.join(nodes)}",
+            field="cluster.target.kind",
+            legal=("slurm", "kubernetes", "ssh"),
+            help="leave --exclude out, or name a target that has other nodes",
+        )

@@ -73,7 +73,7 @@ def _shared(
         "shared_memory": f"{target.shared_memory // 1_000_000}M",
         "save_seconds": programme.save_seconds,
         "owned_by_volcano": target.flavour == "volcano",
-        "exclude": exclude,
+        "affinity": fill("launch/kubernetes/affinity.j2", exclude=exclude).rstrip() if exclude else "",
         "meeting": meeting(target, stage, job_name, run_name, launch),
     }
     values["pod"] = fill("launch/kubernetes/pod.yaml.j2", **values).rstrip()

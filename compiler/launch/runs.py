@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shipway.compiler.launch import record
+from shipway.compiler.launch.excluded import accused
 from shipway.compiler.launch.execute import execute
 from shipway.compiler.launch.processes import leader, stray_workers
 from shipway.compiler.launch.target import JobState, Run, State, Target
@@ -46,6 +47,8 @@ class RunStatus:
     progress: record.Progress | None
     checkpoint: Path | None
     """Newest finished checkpoint."""
+    bad_nodes: tuple[str, ...] = ()
+    """Nodes that ended it, by the cluster's word; the next launch stays off them."""
 
 
 def find(runs: Path, name: str | None) -> Found | None:
@@ -70,7 +73,11 @@ def status(found: Found) -> RunStatus:
     attempts = tuple(record.read_attempts(folder))
     progress = record.read_progress(folder)
     state, detail = _overall(folder, jobs, silence, attempts)
-    return RunStatus(state, detail, jobs, attempts, progress, record.newest_checkpoint(folder))
+    bad = accused(found.target, found.record) if state == "failed" else ()
+    if bad:
+        way = "" if found.target.keeps(bad) else "; `shipway resume` goes on without"
+        detail = f"the pre-flight found {', '.join(bad)} bad{way}"
+    return RunStatus(state, detail, jobs, attempts, progress, record.newest_checkpoint(folder), bad)
 
 
 def _ask(found: Found) -> tuple[tuple[JobState, ...], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from shipway.compiler.launch import environment
@@ -135,6 +136,18 @@ class Slurm:
             Command(("scancel", "--state=PENDING", *jobs), "take waiting stages out of the queue"),
             Command(("scancel", "--batch", "--signal=USR1", *jobs), "let the running stage save and leave"),
         ]
+
+    def accusations(self, record: RunRecord) -> list[Command]:
+        """None: the scripts write the run's own list."""
+        return []
+
+    def accused(self, output: str) -> tuple[str, ...]:
+        """None: see `accusations`."""
+        return ()
+
+    def keeps(self, nodes: Sequence[str]) -> Diagnostic | None:
+        """They can be left out: `sbatch --exclude`."""
+        return None
 
 
 def stage_script(programme: Programme, stage: StageJob) -> str:

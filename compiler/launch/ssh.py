@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from shipway.compiler.launch.job import Programme
@@ -89,6 +90,18 @@ class Ssh:
         arguments = ("kill", "-TERM", str(lead.pid))
         purpose = "let the workers on all hosts save and leave"
         return [Command(arguments if lead.here else ("ssh", lead.host, *arguments), purpose)]
+
+    def accusations(self, record: RunRecord) -> list[Command]:
+        """None: the driver writes the run's own list."""
+        return []
+
+    def accused(self, output: str) -> tuple[str, ...]:
+        """None: see `accusations`."""
+        return ()
+
+    def keeps(self, nodes: Sequence[str]) -> Diagnostic | None:
+        """They can be left out: the driver reads the list."""
+        return None
 
 
 def _target(programme: Programme) -> SshTarget:

@@ -64,7 +64,7 @@ class Target(Protocol):
     """How one kind of cluster is used: render, check, submit, status, logs, cancel.
 
     `probe`, `submitted` and `states` are the other halves of check, submit and status: what to ask a
-    cluster beforehand, and what its answers mean.
+    cluster beforehand, and what its answers mean. `accusations`, `accused` and `keeps` are about bad nodes.
     """
 
     def render(self, programme: Programme) -> dict[str, str]:
@@ -93,3 +93,12 @@ class Target(Protocol):
 
     def cancel(self, record: RunRecord, run: Run) -> Sequence[Command]:
         """Commands that let running jobs save and leave, and drop waiting ones."""
+
+    def accusations(self, record: RunRecord) -> Sequence[Command]:
+        """Commands that ask the cluster which nodes failed; none when the run's folder says it already."""
+
+    def accused(self, output: str) -> tuple[str, ...]:
+        """Nodes in the output of the commands of `accusations`."""
+
+    def keeps(self, nodes: Sequence[str]) -> Diagnostic | None:
+        """Why a run cannot stay off `nodes` here; None when it can."""

@@ -18,7 +18,8 @@ from shipway.runtime.distributed import join, leave
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.mesh import AXES, build_mesh
 from shipway.runtime.preflight.report import node_name
-from shipway.schemas.plan import Collective, Plan, StagePlan
+from shipway.schemas.layout import Layout
+from shipway.schemas.plan import Collective, Plan
 
 LARGEST_BYTES = 256 << 20
 """A larger tensor would tell nothing more of the link."""
@@ -27,6 +28,8 @@ SLOW = 2.0
 LATE = 1.5
 """All groups this many times over the plan's figure: the plan's network is not this one."""
 MEASURED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+GROUPS = {name: name for name in AXES} | {"dp_shard": "fsdp", "data": "dp_shard"}
+"""The mesh's axis for each of the ledger's, which means by `dp_shard` what FSDP shards over: with cp."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def check_fabric(plan: Plan, stage_name: str, folder: Path) -> bool:
     if stage is None:
         raise Fatal(f"the plan has no stage {stage_name!r}")
     device = join("cpu" if plan.blueprint.cluster.device.kind == "cpu" else None)
-    samples = measure(stage, device)
+    samples = measure(stage.layout, stage.communication, device)
     gathered: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, samples)
     everyone = [sample for of_rank in gathered for sample in of_rank]
@@ -66,16 +69,16 @@ def check_fabric(plan: Plan, stage_name: str, folder: Path) -> bool:
     return not suspects
 
 
-def measure(stage: StagePlan, device: torch.device) -> list[Sample]:
+def measure(layout: Layout, ledger: Sequence[Collective], device: torch.device) -> list[Sample]:
     """This rank's samples: an all-reduce over everyone, then the largest call of each kind on each axis."""
-    mesh = build_mesh(stage.layout, device)
+    mesh = build_mesh(layout, device)
     everyone = dist.group.WORLD
     assert everyone is not None
     node, world = node_name(), tuple(range(dist.get_world_size()))
     seconds = _time("all_reduce", 1 << 20, everyone, device)
     samples = [Sample("world", "all_reduce", world, node, 1 << 20, seconds, 0.0)]
-    for line in largest(stage.communication):
-        group = mesh.group(line.axis)
+    for line in largest(ledger):
+        group = mesh.group(GROUPS[line.axis])
         size_bytes = min(line.bytes, LARGEST_BYTES)
         planned = line.seconds / line.count * size_bytes / line.bytes
         seconds = _time(line.collective, size_bytes, group, device)
@@ -93,7 +96,7 @@ def largest(ledger: Sequence[Collective]) -> list[Collective]:
     for line in ledger:
         key = (line.axis, line.collective)
         measurable = line.collective in MEASURED and line.group_size > 1 and line.bytes and line.count
-        if measurable and line.axis in AXES and (key not in kept or line.bytes > kept[key].bytes):
+        if measurable and line.axis in GROUPS and (key not in kept or line.bytes > kept[key].bytes):
             kept[key] = line
     return [kept[key] for key in sorted(kept)]
 
@@ -117,7 +120,7 @@ def slow_nodes(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 def table(samples: Sequence[Sample]) -> Table:
     """Measured against planned, by axis and collective."""
-    headings = ("axis", "collective", "ranks", "MB", "planned ms", "median ms", "slowest ms", "")
+    headings = ("axis", "collective", "ranks", "MB", "planned ms", "median ms", "slowest ms", "bus GB/s", "")
     shown = Table(*headings, title="Fabric", title_justify="left")
     lines: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -134,9 +137,17 @@ def table(samples: Sequence[Sample]) -> Table:
             f"{planned * 1e3:.2f}" if planned else "",
             f"{statistics.median(seconds) * 1e3:.2f}",
             f"{max(seconds) * 1e3:.2f}",
+            f"{bus_bandwidth(line[0], statistics.median(seconds)) / 1e9:.1f}",
             "slower than planned" if late else "",
         )
     return shown
+
+
+def bus_bandwidth(sample: Sample, seconds: float) -> float:
+    """Bytes per second over a link, as nccl-tests count: (n-1)/n of the tensor, for all-reduce twice."""
+    ranks = len(sample.group)
+    passes = 2 if sample.collective == "all_reduce" else 1
+    return passes * (ranks - 1) / ranks * sample.bytes / seconds if seconds else 0.0
 
 
 def _time(collective: str, size_bytes: int, group: dist.ProcessGroup, device: torch.device) -> float:

@@ -148,9 +148,8 @@ VOLCANO = closed(
 )
 
 _CONTAINER_PATCH = closed(("name",), name=LABEL, volumeMounts=listed(CORE), securityContext=CORE)
-_POD_PATCH = closed(
-    terminationGracePeriodSeconds=COUNT, containers=listed(_CONTAINER_PATCH), volumes=listed(CORE)
-)
+_POD_PATCH = closed(affinity=CORE, containers=listed(_CONTAINER_PATCH), volumes=listed(CORE))
+"""A patch may not set the grace period: that is the runtime's own."""
 TRAINJOB = closed(
     ("apiVersion", "kind", "metadata", "spec"),
     apiVersion={"const": "trainer.kubeflow.org/v1alpha1"},

@@ -199,6 +199,8 @@ def test_a_fatal_code_keeps_containers_down_until_the_next_launch(tmp_path: Path
         return subprocess.run(command, env=fixed | given, check=False).returncode
 
     assert start("--after", "long") == 0, "the run of seen_by_node_script has finished it"
+    assert start("long") == 0, "and it is not trained again"
+    (tmp_path / "run" / "stages" / "long").unlink()
     (tmp_path / "launch" / "node.sh").write_text('[ "$1" = preflight ] || exit 77\n')
     assert start("long") == 77
     assert (tmp_path / "run" / "halt-1").read_text() == "77\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shipway.compiler.cli.options import ConfigDir, Json, Overrides, Quiet
+from shipway.compiler.cli.starting import Wait, start_run
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
@@ -29,6 +30,7 @@ def command(
     new: Annotated[
         bool, typer.Option("--new", help="Start a new run, rather than continue this build's unfinished one.")
     ] = False,
+    wait: Wait = False,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs.")] = Path("runs"),
     config_dir: ConfigDir = None,
     json: Json = False,
@@ -54,8 +56,8 @@ def command(
         }
         for c in ready.commands
     ]
-    run = {"run": ready.run.id, "folder": str(ready.run.folder), "continues": ready.continues}
     if dry_run:
+        run = {"run": ready.run.id, "folder": str(ready.run.folder), "continues": ready.continues}
         output.data({**run, "commands": words})
         if not json:
             _print_commands(words, output)
@@ -64,16 +66,7 @@ def command(
         refuse_unless_at_rest(find_run(str(ready.run.folder), runs, output), output, or_new=True)
     verb = "continuing" if ready.continues else "starting"
     output.note(f"{verb} run {ready.run.id} in {ready.run.folder}")
-    started = launching.start(ready, quiet_stdout=json)
-    if isinstance(started, launching.Refusal):
-        output.fail(started.diagnostics, started.code)
-    jobs = [job.model_dump() for job in started.jobs]
-    output.data({**run, "jobs": jobs, "status": started.code})
-    if started.output:
-        output.note(started.output.rstrip())
-    for job in started.jobs:
-        output.note(f"{job.stage}: job {job.id}; watch it with `shipway status {ready.run.id}`")
-    raise typer.Exit(started.code)
+    start_run(ready, output, wait=wait)
 
 
 def _folder(source: str, overrides: list[str] | None, config_dir: Path | None, output: Output) -> Path:

@@ -9,6 +9,7 @@ import typer
 
 from shipway.compiler.cli.finding import RunName, Runs
 from shipway.compiler.cli.options import Json, Quiet
+from shipway.compiler.cli.starting import Wait, start_run
 
 
 def command(
@@ -17,11 +18,12 @@ def command(
         str | None,
         typer.Option("--exclude", metavar="NODE,…", help="Nodes to stay off.", show_default=False),
     ] = None,
+    wait: Wait = False,
     runs: Runs = Path("runs"),
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Start a stopped or failed run again, from its last checkpoint."""
+    """Start a stopped or failed run again, from its last checkpoint, without nodes that failed it."""
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.finding import find_run, refuse_unless_at_rest
     from shipway.compiler.cli.output import Output
@@ -43,15 +45,9 @@ def command(
             exit_codes.STALE,
             help_text="Build that plan again, or start a new run with `shipway launch --new`.",
         )
-    if exclude:
-        excluded.exclude(folder, exclude.replace(",", " ").split())
+    if nodes := (exclude or "").replace(",", " ").split():
+        if cannot := ready.target.keeps(nodes):
+            output.fail([cannot], exit_codes.ENVIRONMENT)
+        excluded.exclude(folder, nodes)
     output.note(f"continuing run {ready.run.id} in {ready.run.folder}")
-    started = launching.start(ready, quiet_stdout=json)
-    if isinstance(started, launching.Refusal):
-        output.fail(started.diagnostics, started.code)
-    output.data(
-        {"run": ready.run.id, "jobs": [job.model_dump() for job in started.jobs], "status": started.code}
-    )
-    if started.output:
-        output.note(started.output.rstrip())
-    raise typer.Exit(started.code)
+    start_run(ready, output, wait=wait)

@@ -37,6 +37,7 @@ def command(
             "state": state.state,
             "detail": state.detail,
             "jobs": jobs,
+            "bad_nodes": list(state.bad_nodes),
             "attempts": [attempt.model_dump() for attempt in state.attempts],
             "checkpoint": str(state.checkpoint) if state.checkpoint else None,
             "progress": asdict(state.progress) if state.progress else None,

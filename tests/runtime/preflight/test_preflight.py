@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from shipway.runtime.preflight.fabric import Sample, largest, slow_nodes
+from shipway.runtime.preflight.fabric import Sample, bus_bandwidth, largest, measure, slow_nodes
 from shipway.runtime.preflight.node import judge_devices, judge_interfaces, judge_links
 from shipway.runtime.preflight.report import NodeReport, judged
 from shipway.runtime.preflight.verdict import verdict
 from shipway.schemas.cluster import Cluster
+from shipway.schemas.layout import Layout
 from shipway.schemas.plan import Collective
+from tests.runtime.ranks import run_ranks
 
 GOOD = "NVIDIA H100 80GB HBM3, 570.1, 0, Not Active"
 
@@ -117,3 +121,28 @@ def test_the_largest_call_of_each_kind_is_measured() -> None:
         [line("dp_shard", 10), line("dp_shard", 30), line("tp", 5), line("cp", 99, group=1), line("a x b", 7)]
     )
     assert [(entry.axis, entry.bytes) for entry in kept] == [("dp_shard", 30), ("tp", 5)]
+
+
+def test_bus_bandwidth_is_counted_as_nccl_tests_do() -> None:
+    """https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"""
+    gather = sample((0, 1, 2, 3), "a", 1.0)
+    assert bus_bandwidth(gather, 0.5) == (1 << 20) * 0.75 / 0.5
+    assert bus_bandwidth(replace(gather, collective="all_reduce"), 0.5) == (1 << 20) * 1.5 / 0.5
+
+
+def _groups() -> list[tuple[str, tuple[int, ...]]]:
+    def line(axis: str) -> Collective:
+        return Collective(
+            name="x", axis=axis, collective="all_gather", group_size=4, bytes=64, count=1,
+            algorithm="ring", link="network", seconds=1.0, exposed_seconds=0.0,
+        )  # fmt: skip
+
+    layout = Layout(data_parallel_shard=2, context_parallel=2)
+    samples = measure(layout, [line("dp_shard"), line("data"), line("cp")], torch.device("cpu"))
+    return [(sample.axis, sample.group) for sample in samples]
+
+
+def test_the_ledgers_axes_are_measured_over_the_groups_that_they_mean() -> None:
+    """FSDP's calls go over dp_shard and cp together, those of the step's token count over dp_shard alone."""
+    seen = run_ranks(_groups, 4)
+    assert dict(seen[0]) == {"world": (0, 1, 2, 3), "cp": (0, 1), "data": (0, 2), "dp_shard": (0, 1, 2, 3)}
