@@ -17,7 +17,7 @@ from shipway.compiler.evaluate_parts import POLICIES
 from shipway.compiler.fabric import axis_groups
 from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
 from shipway.compiler.tables import Tables, cut_bounds
-from shipway.compiler.unique import unique_rows
+from shipway.compiler.unique import first_rows, unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
 from shipway.schemas.layout import V_SHAPED, Schedule
 
@@ -61,6 +61,19 @@ class Chunked:
         kept = self.own.recompute == RECOMPUTE.index("none")
         return kept if self.is_v_shaped else np.zeros_like(kept)
 
+    @cached_property
+    def cores(self) -> tuple[Chunked, Ints]:
+        """One layout of each core, and which of them each layout has.
+
+        Layouts of a core, which differ in how states are sharded alone, have their cut, passes and
+        activations in common.
+        """
+        own = self.own
+        first, which = first_rows(self.cell, own.recompute, own.schedule, own.micro_batches, own.world)
+        if len(first) == len(own):
+            return self, np.arange(len(own))
+        return Chunked(self.shared.take(first), own.take(first), self.pp, self.bounds[first]), which
+
     @property
     def cell(self) -> Ints:
         """Cell of each layout."""
@@ -97,7 +110,15 @@ class Chunked:
     @cached_property
     def counts(self) -> Floats:
         """How often each row occurs in each chunk: [layouts, chunks, rows]."""
+        cores, core = self.cores
+        if cores is not self:
+            return cores.counts[core]
         return row_counts(self.shared.work, self.bounds)[:, self.order]
+
+    @cached_property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Whether each row occurs in each chunk: [layouts, chunks, rows]."""
+        return self.counts > 0
 
     def sum(self, per_row: Floats) -> Floats:
         """[rows, layouts] summed over the rows of each chunk: [layouts, chunks]."""
@@ -106,8 +127,7 @@ class Chunked:
 
     def max(self, per_row: Floats) -> Floats:
         """[rows, layouts], largest over the rows that a chunk has."""
-        present = self.counts > 0
-        result: Floats = np.where(present, per_row.T[:, None, :], 0.0).max(axis=2)
+        result: Floats = np.where(self.present, per_row.T[:, None, :], 0.0).max(axis=2)
         return result
 
 
@@ -123,10 +143,8 @@ def chunk(candidates: Candidates, shared: Tables) -> Iterator[tuple[Ints, Chunke
 
 def row_counts(work: Workload, bounds: Ints) -> Floats:
     """How often each row occurs in each chunk: [layouts, chunks, rows]."""
-    ahead = np.zeros((work.layers + 1, len(work.rows)))
-    ahead[np.arange(1, work.layers + 1), work.layer_rows] = 1
-    ahead = ahead.cumsum(axis=0)
-    counts = ahead[bounds[:, 1:]] - ahead[bounds[:, :-1]]
+    ahead = work.rows_ahead[bounds]
+    counts = ahead[:, 1:] - ahead[:, :-1]
     counts[:, 0, FIRST] = 1
     counts[:, -1, LAST] = 1
     return counts

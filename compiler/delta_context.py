@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.layouts import delta_heads_allowed
 from shipway.compiler.operators.base import Shard
 from shipway.compiler.operators.delta_attention import DeltaAttention
 from shipway.compiler.problem import Problem
+from shipway.compiler.space import delta_heads_allowed
 from shipway.schemas.layout import Layout
 
 Ints = npt.NDArray[np.int64]

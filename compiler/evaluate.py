@@ -25,7 +25,7 @@ from shipway.compiler.memory import (
     peaks,
 )
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, counters, step_time
+from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
 from shipway.compiler.v_memory import v_kept
@@ -70,9 +70,10 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
     """Evaluate candidates; `shared` must have been made from the same ones."""
     size = len(candidates)
     step, peak, upper = np.empty(size), np.empty(size), np.empty(size)
+    outside = outside_bytes(problem, candidates)
     groups = []
     for index, chunked in chunk(candidates, shared):
-        group = _evaluate_group(problem, chunked, index)
+        group = _evaluate_group(problem, chunked, index, outside)
         step[index] = group.step_seconds
         peak[index] = group.peaks.peak.max(axis=1)
         upper[index] = group.peaks.upper.max(axis=1)
@@ -80,13 +81,13 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
     return Evaluation(step, peak, upper, tuple(groups))
 
 
-def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints) -> Group:
+def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints, outside: dict[str, Floats]) -> Group:
     own = chunked.own
     states = _chunk_states(chunked)
     terms = memory_terms(
         states,
         _chunk_activations(chunked),
-        outside_bytes(problem, own),
+        {name: sizes[index] for name, sizes in outside.items()},
         chunked.pp,
         own.zero,
         own.micro_batches,
@@ -108,6 +109,7 @@ def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints) -> Group:
 
 def _chunk_states(chunked: Chunked) -> ChunkStates:
     states, sharding = chunked.shared.states, chunked.sharding
+    cores, core = chunked.cores
     return ChunkStates(
         gathered_bytes=chunked.states("gathered_bytes"),
         whole_numel=chunked.states("whole_numel"),
@@ -117,16 +119,17 @@ def _chunk_states(chunked: Chunked) -> ChunkStates:
         largest_row_gathered=chunked.max(states.gathered_bytes[:, sharding]),
         largest_row_numel=chunked.max(states.whole_numel[:, sharding]),
         largest_matrix=chunked.max(states.largest_matrix[:, sharding]),
-        counters=chunked.sum(counters(chunked)),
+        counters=(cores.counts @ chunked.shared.work.buffer_bytes)[core],
     )
 
 
 def _chunk_activations(chunked: Chunked) -> ChunkActivations:
-    parts, cell = chunked.shared.parts, chunked.cell
-    temporary = parts.scratch[:, cell] + parts.overhead[chunked.own.recompute, :, cell].T
-    hidden = parts.hidden[cell]
-    received, returned = handed_over(chunked)
-    return ChunkActivations(kept_bytes(chunked), chunked.max(temporary), received, returned, hidden)
+    cores, core = chunked.cores
+    parts, cell = cores.shared.parts, cores.cell
+    temporary = parts.scratch[:, cell] + parts.overhead[cores.own.recompute, :, cell].T
+    received, returned = handed_over(cores)
+    each = kept_bytes(cores), cores.max(temporary), received, returned, parts.hidden[cell]
+    return ChunkActivations(*(of_core[core] for of_core in each))
 
 
 def kept_bytes(chunked: Chunked) -> Floats:

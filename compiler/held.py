@@ -10,9 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from shipway.compiler.operators.base import Parameter
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -102,13 +108,14 @@ class Split:
     dense: tuple[tuple[int, ...], ...] = ()
     experts: tuple[tuple[int, ...], ...] = ()
 
-    def shares_dense(self, tensor: int, ranks: int) -> bool:
-        """Whether `ranks` can shard what `tensor` ranks of tp leave."""
-        return tensor == 1 or _shares(self.dense, tensor, ranks, 0)
+    def shares_dense(self, tensor: int, ranks: Ints) -> Flags:
+        """Which numbers of ranks can shard what `tensor` ranks of tp leave."""
+        shapes = self.dense if tensor > 1 else ()
+        return _shared(shapes, tensor, ranks, 0)
 
-    def shares_experts(self, expert: int, ranks: int) -> bool:
-        """Whether `ranks` can shard the experts that `expert` ranks of ep leave."""
-        return _shares(self.experts, expert, ranks, 0 if expert > 1 else None)
+    def shares_experts(self, expert: int, ranks: Ints) -> Flags:
+        """Which numbers of ranks can shard the experts that `expert` ranks of ep leave."""
+        return _shared(self.experts, expert, ranks, 0 if expert > 1 else None)
 
     def obstacle(self, tensor: int, ranks: int) -> str:
         """The first block of what tp leaves that cannot be shared, in words; empty when all can."""
@@ -123,12 +130,18 @@ UNSPLIT = Split()
 """Of a model that nothing splits."""
 
 
-@cache
-def _shares(shapes: tuple[tuple[int, ...], ...], degree: int, ranks: int, split: int | None) -> bool:
-    return all(
-        shape[0] % degree == 0 and shard_dimension((shape[0] // degree, *shape[1:]), split, ranks) is not None
-        for shape in shapes
-    )
+def _shared(shapes: Iterable[tuple[int, ...]], degree: int, ranks: Ints, split: int | None) -> Flags:
+    """Whether all shapes, the first size over `degree`, have a `shard_dimension`: for each number of ranks."""
+    shared = np.ones(len(ranks), dtype=bool)
+    for first, *others in shapes:
+        local = first // degree
+        some = local % ranks == 0
+        if split != 0:
+            some |= (local >= ranks) | (len(others) < 2)
+        for size in others:
+            some |= size % ranks == 0
+        shared &= some & (first % degree == 0)
+    return shared
 
 
 def split_shapes(parameters: Iterable[Parameter]) -> Split:

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shipway.compiler.layouts import (
-    CONTEXT_MULTIPLE,
-    Space,
-    context_slices,
-    divisors,
-    legal_meshes,
-    nearest_first,
-)
+from shipway.compiler.meshes import legal_meshes
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule_rules import micro_batches_refused, schedule_conflicts
 from shipway.compiler.search import Found
+from shipway.compiler.space import CONTEXT_MULTIPLE, Space, context_slices, divisors, nearest_first
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.layout import Layout, LayoutConstraints
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shipway.compiler.evaluate_states import Bytes
 from shipway.compiler.schedule import in_flight, steady
+from shipway.compiler.unique import distinct
 from shipway.schemas.calibration import Efficiency
 from shipway.schemas.capability import Capability
 
@@ -202,9 +203,9 @@ def kept_activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
         return held * chunks[:, 0, :]
     result = np.empty((len(saved), pp))
     enough = steady(pp, virtual, micro_batches)
-    for count in np.unique(enough):
+    for count in distinct(enough):
         rows = enough == count
-        points = in_flight(pp, virtual, int(count)).astype(float)  # [pp, moments, virtual]
+        points = in_flight(pp, virtual, count).astype(float)  # [pp, moments, virtual]
         # [ranks, layouts, virtual] @ [ranks, virtual, moments]
         held = np.matmul(chunks[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))
         result[rows] = held.max(axis=2).T

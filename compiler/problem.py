@@ -9,9 +9,9 @@ from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import ParameterTable, parameter_table
 from shipway.compiler.fabric import fabric
 from shipway.compiler.held import split_shapes
-from shipway.compiler.layouts import Space
 from shipway.compiler.operators.base import Limit
 from shipway.compiler.pictures import with_pictures
+from shipway.compiler.space import Space
 from shipway.compiler.timing import Machine, machine
 from shipway.compiler.workload import Workload
 from shipway.schemas.blueprint import Blueprint

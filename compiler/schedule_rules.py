@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shipway.compiler.layouts import Space, nearest_first
 from shipway.compiler.schedule import interleaving_allows, rounds
+from shipway.compiler.space import Space, nearest_first
 from shipway.compiler.v_orders import least_micro_batches
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.layout import LayoutConstraints, Schedule

@@ -37,6 +37,8 @@ Objective = Literal["time", "cost", "memory"]
 
 CORES = 512
 """Cores bounded at a time."""
+BOUNDED = 96
+"""Of these, cores whose memory is bounded at a time."""
 EXPANDED = 48
 """Cores whose splits are evaluated at a time."""
 IN_SEQUENCES = 16
@@ -133,40 +135,60 @@ def _best_first(
     """Evaluate in the order of the bounds until no bound beats the best that fits."""
     seen: list[Seen] = []
     best, done = np.inf, 0
-    misses: list[tuple[Ints, Floats]] = []
+    need = np.full(len(cores), np.inf)
     while done < len(order) and promise[order[done]] < best * MARGIN:
         batch = order[done : done + CORES]
-        batch = batch[promise[batch] < best * MARGIN]
         done += CORES
-        seconds = least_seconds(problem, cores.take(batch), shared.take(batch))
-        if problem.blueprint.training.objective != "memory":
-            # Memory takes longer to bound than time: only for cores that time leaves in the running.
-            quick = _objective(problem, cores.take(batch), seconds, seconds) < best * MARGIN
-            batch, seconds = batch[quick], seconds[quick]
-            if len(batch) == 0:
-                continue
-        least = least_bytes(problem, cores.take(batch), shared.take(batch))
-        value = _objective(problem, cores.take(batch), seconds, least)
-        misses.append((batch, least))
-        alive = np.flatnonzero(least <= problem.capacity_bytes)
-        alive = alive[np.argsort(value[alive], kind="stable")]
-        for start in range(0, len(alive), EXPANDED):
-            some = alive[start : start + EXPANDED]
-            some = some[value[some] < best * MARGIN]
-            if len(some) == 0:
-                break
-            index = batch[some]
-            candidates, result, split = _expand(problem, cores.take(index), shared.take(index))
+        queue = _Queue(problem, cores, shared, batch[promise[batch] < best * MARGIN], need)
+        while len(some := queue.next(best * MARGIN)):
+            candidates, result, split = _expand(problem, cores.take(some), shared.take(some))
             fits = verdict_rank(result.peak_bytes, result.upper_bytes, problem.capacity_bytes) == 0
             reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
             best = min(best, float(reached[fits].min(initial=np.inf)))
             seen.append((candidates, result, split))
     if not seen:
-        index = np.concatenate([batch for batch, _ in misses])
-        need = np.concatenate([least for _, least in misses])
-        nearest = index[np.argsort(need, kind="stable")[:EXPANDED]]
+        known = order[np.isfinite(need[order])]
+        nearest = known[np.argsort(need[known], kind="stable")[:EXPANDED]]
         seen.append(_expand(problem, cores.take(nearest), shared.take(nearest)))
     return seen
+
+
+class _Queue:
+    """A batch of cores that may fit, by a tighter bound of the objective, the lowest first.
+
+    Memory takes longer to bound than time: where the objective doesn't ask for it, that is done for a few
+    cores at a time, as far as the queue is asked for. `need` notes what cores need at least.
+    """
+
+    def __init__(
+        self, problem: Problem, cores: Candidates, shared: Tables, batch: Ints, need: Floats
+    ) -> None:
+        self.problem, self.cores, self.shared, self.need = problem, cores, shared, need
+        self.value = np.full(len(cores), np.inf)
+        seconds = least_seconds(problem, cores.take(batch), shared.take(batch))
+        by_memory = problem.blueprint.training.objective == "memory"
+        own = self._bound(batch) if by_memory else seconds
+        self.value[batch] = _objective(problem, cores.take(batch), seconds, own)
+        batch = batch[np.argsort(self.value[batch], kind="stable")]
+        self.ready = batch[need[batch] <= problem.capacity_bytes] if by_memory else batch[:0]
+        self.unbounded = batch[:0] if by_memory else batch
+
+    def next(self, limit: float) -> Ints:
+        """The next few, all of a value below `limit`; empty when there are none left."""
+        while len(self.ready) < EXPANDED and len(self.unbounded):
+            some, self.unbounded = self.unbounded[:BOUNDED], self.unbounded[BOUNDED:]
+            some = some[self.value[some] < limit]
+            if len(some) == 0:
+                break
+            self.ready = np.append(self.ready, some[self._bound(some) <= self.problem.capacity_bytes])
+        few, self.ready = self.ready[:EXPANDED], self.ready[EXPANDED:]
+        return few[self.value[few] < limit]
+
+    def _bound(self, some: Ints) -> Floats:
+        """Least bytes of some cores."""
+        least = least_bytes(self.problem, self.cores.take(some), self.shared.take(some))
+        self.need[some] = least
+        return least
 
 
 def _expand(problem: Problem, cores: Candidates, shared: Tables) -> Seen:

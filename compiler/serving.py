@@ -15,7 +15,6 @@ from shipway.compiler.cut import cut
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.emit.constants import PAGE_TOKENS
 from shipway.compiler.fabric import fabric, path
-from shipway.compiler.layouts import limit_allows
 from shipway.compiler.lower import LoweredModel, Part, lower
 from shipway.compiler.operators.base import DecodeState, Gemm, Number, Operator
 from shipway.compiler.operators.delta_attention import DeltaAttention
@@ -23,6 +22,7 @@ from shipway.compiler.operators.grouped_attention import GroupedAttention
 from shipway.compiler.parameters import count
 from shipway.compiler.serving_time import Server, decode_seconds, prefill_seconds
 from shipway.compiler.serving_weights import Spread, part_bytes, serving_weights
+from shipway.compiler.space import limit_allows
 from shipway.compiler.timing import machine
 from shipway.compiler.workload import Workload, workload
 from shipway.schemas.blueprint import Blueprint

@@ -30,10 +30,11 @@ MOMENTUM_BYTES = 4
 
 def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[str, Floats]:
     """Seconds on the critical path of one optimizer step; `passes` are forward and backward."""
-    forward, backward = chunked.cells("forward"), chunked.cells("backward")
+    cores, core = chunked.cores
+    forward, backward = cores.cells("forward"), cores.cells("backward")
     return {
-        PASSES: pass_seconds(problem, chunked, forward, backward),
-        EXPOSED: exposed_sharding(problem, chunked, backward),
+        PASSES: pass_seconds(problem, cores, forward, backward)[core],
+        EXPOSED: exposed_sharding(problem, chunked, backward[core]),
         OPTIMIZER_TIME: optimizer_seconds(problem, chunked, states),
         CHECKPOINTS: checkpoint_seconds(problem, chunked, states),
     }
@@ -157,23 +158,16 @@ def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -
     return result
 
 
-def counters(chunked: Chunked) -> Floats:
-    """Bytes of each row's routers' counters, [rows, layouts]."""
-    sizes = np.array([row.buffer_bytes() for row in chunked.shared.work.rows], dtype=float)
-    return np.repeat(sizes[:, None], len(chunked.own), axis=1)
-
-
 def counter_seconds(problem: Problem, chunked: Chunked) -> Floats:
     """Sums of routers' counters over all ranks with other tokens, router by router, axis by axis."""
-    groups, size = groups_of(chunked.own), counters(chunked)
-    each = sum(
-        (
+    groups, row_bytes = groups_of(chunked.own), chunked.shared.work.buffer_bytes
+    each = np.zeros((len(row_bytes), len(chunked.own)))
+    for size in set(row_bytes[row_bytes > 0].tolist()):
+        each[row_bytes == size] = sum(
             problem.network.collective_seconds("all_reduce", size, *groups[axis])
             for axis in ("dp_replicate", "dp_shard", "tp")
-        ),
-        np.zeros_like(size),
-    )
-    per_rank = by_rank(chunked.sum(np.where(size > 0, each, 0.0)), chunked.pp).sum(axis=1)
+        )
+    per_rank = by_rank(chunked.sum(each), chunked.pp).sum(axis=1)
     longest: Floats = per_rank.max(axis=1)
     return longest
 

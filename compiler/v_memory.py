@@ -33,18 +33,21 @@ def v_steady(pp: int, micro_batches: IntArray) -> IntArray:
 @lru_cache(maxsize=256)
 def v_in_flight(schedule: Schedule, pp: int, micro_batches: int, split: bool) -> IntArray:
     """[pp, moments, 4]: micro-batches that a rank's two chunks hold, and those that wait for `W` in each."""
+    base = (4 * pp + 4) ** np.arange(4)  # above every count: a moment's four are the digits of one number
+    held = HELD if split else HELD_WHOLE
     moments = []
-    base = 4 * pp + 4  # above every count
     for rank, steps in enumerate(v_steps(schedule, pp, micro_batches)):
-        kind, own, _ = steps.T
-        held = (HELD if split else HELD_WHOLE)[kind]
-        waiting = WAITING[kind] * (split & ((rank > 0) | (own > 0)))
-        columns = np.array([held * (own == 0), held * (own == 1), waiting * (own == 0), waiting * (own == 1)])
-        counts = np.cumsum(columns, axis=1)
-        different = np.unique(base ** np.arange(4) @ counts)
-        moments.append(different[:, None] // base ** np.arange(4) % base)
+        # [kinds, chunks]: what a step adds to the number.
+        waits = [split and rank > 0, split]
+        step = held[:, None] * base[:2] + WAITING[:, None] * waits * base[2:]
+        numbers = np.sort(np.cumsum(step[steps[:, 0], steps[:, 1]]))
+        moments.append(numbers[np.append(True, numbers[1:] > numbers[:-1])])
     most = max(len(one) for one in moments)
-    return np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in moments])
+    padded = np.zeros((pp, most), dtype=np.int64)
+    for row, one in zip(padded, moments, strict=True):
+        row[: len(one)] = one
+    counts: IntArray = padded[:, :, None] // base % base[1]
+    return counts
 
 
 def v_kept(
@@ -62,7 +65,7 @@ def v_kept(
     each = np.stack([saved[:, :pp], saved[:, : pp - 1 : -1], waiting[:, :pp], waiting[:, : pp - 1 : -1]])
     enough = v_steady(pp, micro_batches)
     result = np.empty((len(saved), pp))
-    for count, parts in {(int(c), bool(s)) for c, s in zip(enough, split, strict=True)}:
+    for count, parts in set(zip(enough.tolist(), split.tolist(), strict=True)):
         rows = (enough == count) & (split == parts)
         points = v_in_flight(schedule, pp, count, parts).astype(float)
         # [ranks, layouts, 4] @ [ranks, 4, moments]

@@ -69,17 +69,17 @@ F0, F1, I0, I1, W0, W1, B0, B1 = range(8)
 """What is done, and which of the rank's two chunks it is done with: `F0` is a forward on the way down."""
 TURNS = ((F0,), (F1,), (W0, B0), (W1, B1), (I0, B0), (I1, B1))
 """Steps that go through the micro-batches in turn: a whole backward is among weight and input parts."""
+IN_TURN = np.array([[step in turn for turn in TURNS] for step in range(8)], dtype=np.int64)
+"""[steps, turns]."""
+TURN_OF = np.array([max(i for i, turn in enumerate(TURNS) if step in turn) for step in range(8)])
+"""The turn that a step is numbered in; of whole backwards that of their input parts."""
 
 
 def _numbered(steps: list[int], micro_batches: int) -> IntArray:
     """Micro-batches go through every chunk in turn; those beyond the last one are left out."""
     step = np.array(steps, dtype=np.int64)
-    number = np.zeros(len(steps), dtype=np.int64)
-    for turn in TURNS:
-        mine = np.flatnonzero(np.logical_or.reduce([step == one for one in turn]))
-        number[mine] = np.arange(len(mine))
-    kept = number < micro_batches
-    result: IntArray = np.column_stack([step >> 1, step & 1, number])[kept]
+    number = np.cumsum(IN_TURN[step], axis=0)[np.arange(len(step)), TURN_OF[step]] - 1
+    result: IntArray = np.column_stack([step >> 1, step & 1, number])[number < micro_batches]
     return result
 
 

@@ -9,35 +9,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.unique import distinct
 from shipway.compiler.v_orders import KINDS, v_steps
 from shipway.schemas.layout import Schedule
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-COLUMN = {"F": 0, "I": 1, "B": 2}
-"""Where a pass's seconds stand."""
+COLUMN = np.array([0, 1, -1, 2])
+"""Of each of KINDS where a pass's seconds stand; `W` has none of its own, it follows a pass."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Level:
-    """Actions of different ranks that can be timed at once; arrays over the actions."""
+class _Passes:
+    """Forwards and backwards of all ranks, in an order in which none waits for a later one."""
 
     rank: IntArray
     duration: IntArray
-    """Column of forward, input and whole backward seconds, chunks after one another."""
+    """Row of forward, input and whole backward seconds, chunks after one another."""
     needs: IntArray
-    """Slot whose end it waits for; 0 for none."""
+    """The pass whose end it waits for, counted from 1; 0 for none."""
     sent: IntArray
     """1 where what it waits for comes from another rank."""
-    slot: IntArray
     weights: IntArray
-    """[2, actions]: weight parts that follow it on its rank, of the rank's first and second chunk."""
+    """[2, passes]: weight parts that follow it on its rank, of the rank's first and second chunk."""
+    levels: tuple[slice, ...]
+    """Passes of different ranks that can be timed at once."""
 
 
 def exact_micro_batches(pp: int) -> int:
@@ -63,10 +65,9 @@ def v_seconds(
     exact = np.minimum(micro_batches, exact_micro_batches(pp))
     seconds = np.empty(len(forward))
     durations = np.concatenate([forward, backward - deferred, backward], axis=1)
-    for count in np.unique(exact):
+    for count in distinct(exact):
         rows = exact == count
-        levels, slots = _levels(schedule, pp, int(count))
-        seconds[rows] = _run(levels, slots, durations[rows], deferred[rows], send[rows])
+        seconds[rows] = _run(_passes(schedule, pp, count), durations[rows], deferred[rows], send[rows])
     result: FloatArray = seconds + (micro_batches - exact) * busiest
     return result
 
@@ -83,80 +84,87 @@ def v_least_seconds(
     return result
 
 
-def _run(
-    levels: tuple[_Level, ...], slots: int, durations: FloatArray, deferred: FloatArray, send: FloatArray
-) -> FloatArray:
+def _run(passes: _Passes, durations: FloatArray, deferred: FloatArray, send: FloatArray) -> FloatArray:
+    """When the last rank is free; arrays of passes have layouts in their last axis."""
     chunks = deferred.shape[1]
-    done = np.zeros((len(durations), slots))
-    free = np.zeros((len(durations), chunks // 2))
-    for level in levels:
-        ready = done[:, level.needs] + send[:, None] * level.sent
-        end = np.maximum(free[:, level.rank], ready) + durations[:, level.duration]
-        done[:, level.slot] = end
-        behind = deferred[:, level.rank] * level.weights[0]
-        behind += deferred[:, chunks - 1 - level.rank] * level.weights[1]
-        free[:, level.rank] = end + behind
-    result: FloatArray = free.max(axis=1)
+    ranks, mirrored = passes.rank, chunks - 1 - passes.rank
+    lasts = durations.T[passes.duration]
+    behind = (
+        deferred.T[ranks] * passes.weights[0][:, None] + deferred.T[mirrored] * passes.weights[1][:, None]
+    )
+    on_the_way = send * passes.sent[:, None]
+    done = np.zeros((len(ranks) + 1, len(send)))
+    free = np.zeros((chunks // 2, len(send)))
+    for level in passes.levels:
+        begins = done[passes.needs[level]]
+        begins += on_the_way[level]
+        np.maximum(begins, free[ranks[level]], out=begins)
+        ends = done[level.start + 1 : level.stop + 1]
+        np.add(begins, lasts[level], out=ends)
+        free[ranks[level]] = ends + behind[level]
+    result: FloatArray = free.max(axis=0)
     return result
 
 
 @lru_cache(maxsize=256)
-def _levels(schedule: Schedule, pp: int, micro_batches: int) -> tuple[tuple[_Level, ...], int]:
-    """The levels of a schedule, and the number of slots: one for nothing, one per forward and backward."""
-    passes = [
-        _passes(steps, rank, pp, micro_batches)
+def _passes(schedule: Schedule, pp: int, micro_batches: int) -> _Passes:
+    """The passes of a schedule, level by level: each as soon as what it waits for has been timed."""
+    own = [
+        _of_rank(steps, rank, pp, micro_batches)
         for rank, steps in enumerate(v_steps(schedule, pp, micro_batches))
     ]
-    made = bytearray(1 + 4 * pp * micro_batches)
-    made[0] = 1
-    position, left = [0] * pp, list(range(pp))
-    levels = []
-    while left:
-        taken = [passes[rank][position[rank]] for rank in left if made[passes[rank][position[rank]].needs]]
-        for one in taken:
-            made[one.slot] = 1
-            position[one.rank] += 1
-        left = [rank for rank in left if position[rank] < len(passes[rank])]
-        rank, duration, needs, sent, slot, first, second = np.array(taken).T
-        levels.append(_Level(rank, duration, needs, sent, slot, np.stack([first, second])))
-    return tuple(levels), len(made)
+    columns = np.concatenate(own, axis=1)
+    ends = np.cumsum([passes.shape[1] for passes in own])
+    position, slot, needs = ends - [passes.shape[1] for passes in own], columns[2], columns[3]
+    made = np.zeros(1 + 4 * pp * micro_batches, dtype=bool)
+    made[0] = True
+    levels, left = [], np.arange(pp)
+    while len(left):
+        next_up = position[left]
+        taken = made[needs[next_up]]
+        levels.append(next_up[taken])
+        made[slot[levels[-1]]] = True
+        position[left[taken]] += 1
+        left = left[position[left] < ends[left]]
+    order = np.concatenate(levels)
+    place = np.zeros(len(made), dtype=np.int64)
+    place[slot[order]] = np.arange(1, len(order) + 1)
+    edges = np.cumsum([0, *map(len, levels)]).tolist()
+    rank, duration, _, needs, sent, first, second = columns[:, order]
+    return _Passes(
+        rank=rank,
+        duration=duration,
+        needs=place[needs],
+        sent=sent,
+        weights=np.stack([first, second]),
+        levels=tuple(slice(*pair) for pair in pairwise(edges)),
+    )
 
 
-class _Pass(NamedTuple):
-    """A forward or backward of one rank, and the weight parts that follow it."""
+def _of_rank(steps: IntArray, rank: int, pp: int, micro_batches: int) -> IntArray:
+    """Forwards and backwards of one rank, one a column: rank, duration, slot, slot it needs, whether that
+    is sent, and the weight parts of the rank's two chunks that follow it.
 
-    rank: int
-    duration: int
-    needs: int
-    sent: int
-    slot: int
-    first_weights: int
-    second_weights: int
-
-
-def _passes(steps: IntArray, rank: int, pp: int, micro_batches: int) -> list[_Pass]:
-    """What a rank does, as columns and slots."""
-    chunks, result = 2 * pp, []
-    weights = [0, 0]
-    for index, own, number in reversed(steps.tolist()):
-        kind = KINDS[index]
-        if kind == "W":
-            weights[own] += 1
-            continue
-        chunk = chunks - 1 - rank if own else rank
-        source = chunk - 1 if kind == "F" else chunk + 1
-        backward = kind != "F"
-        outside = not 0 <= source < chunks
-        result.append(
-            _Pass(
-                rank=rank,
-                duration=COLUMN[kind] * chunks + chunk,
-                needs=0 if outside else 1 + (backward * chunks + source) * micro_batches + number,
-                sent=int(not outside and source + chunk != chunks - 1),
-                slot=1 + (backward * chunks + chunk) * micro_batches + number,
-                first_weights=weights[0],
-                second_weights=weights[1],
-            )
-        )
-        weights = [0, 0]
-    return result[::-1]
+    Slot 0 is nothing; then come the forwards of all chunks and their backwards.
+    """
+    chunks = 2 * pp
+    is_pass = steps[:, 0] != KINDS.index("W")
+    kind, own, number = steps[is_pass].T
+    chunk = np.where(own == 1, chunks - 1 - rank, rank)
+    backward = kind != KINDS.index("F")
+    source = np.where(backward, chunk + 1, chunk - 1)
+    inside = (source >= 0) & (source < chunks)
+    slots = 1 + (backward * chunks + np.array([chunk, source])) * micro_batches + number
+    # Weight parts up to each pass and to the end: the difference follows it.
+    parts = np.cumsum([~is_pass & (steps[:, 1] == 0), ~is_pass & (steps[:, 1] == 1)], axis=1)
+    follow = np.diff(np.column_stack([parts[:, is_pass], parts[:, -1]]), axis=1)
+    return np.stack(
+        [
+            np.full_like(chunk, rank),
+            COLUMN[kind] * chunks + chunk,
+            slots[0],
+            np.where(inside, slots[1], 0),
+            inside & (source + chunk != chunks - 1),
+            *follow,
+        ]
+    )

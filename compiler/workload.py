@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -59,12 +60,24 @@ class Workload:
         """Decoder layers."""
         return len(self.layer_rows)
 
-    @property
+    @cached_property
     def totals(self) -> npt.NDArray[np.int64]:
         """How often each row occurs in the model, shape [rows]."""
         counts = np.bincount(self.layer_rows, minlength=len(self.rows))
         counts[FIRST] = counts[LAST] = 1
         return counts
+
+    @cached_property
+    def rows_ahead(self) -> npt.NDArray[np.float64]:
+        """How often each row occurs before each layer, shape [layers + 1, rows]."""
+        ahead = np.zeros((self.layers + 1, len(self.rows)))
+        ahead[np.arange(1, self.layers + 1), self.layer_rows] = 1
+        return ahead.cumsum(axis=0, out=ahead)
+
+    @cached_property
+    def buffer_bytes(self) -> npt.NDArray[np.float64]:
+        """Bytes of routers' counters in each row, shape [rows]."""
+        return np.array([row.buffer_bytes() for row in self.rows], dtype=float)
 
     def limits(self) -> tuple[Limit, ...]:
         """What each parallel degree must divide, without repetition."""

@@ -3,15 +3,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shipway.compiler.layouts import (
-    RECOMPUTE,
-    Space,
-    count_layouts,
-    enumerate_layouts,
-    from_layout,
-    splits,
-)
+from shipway.compiler.layouts import RECOMPUTE, count_layouts, enumerate_layouts, from_layout, splits
 from shipway.compiler.operators.base import Limit
+from shipway.compiler.space import Space
 from shipway.schemas.capability import CAPABILITY
 from shipway.schemas.layout import LayoutConstraints
 
