@@ -131,7 +131,7 @@ UNSPLIT = Split()
 
 
 def _shared(shapes: Iterable[tuple[int, ...]], degree: int, ranks: Ints, split: int | None) -> Flags:
-    """Whether all shapes, the first size over `degree`, have a `shard_dimension`: for each number of ranks."""
+    """For each number of ranks, whether all shapes have a `shard_dimension`, the first size over `degree`."""
     shared = np.ones(len(ranks), dtype=bool)
     for first, *others in shapes:
         local = first // degree
