@@ -12,6 +12,7 @@ from shipway.runtime.context import Context, Position
 from shipway.runtime.details import DetailWatch, describe_slow
 from shipway.runtime.evaluate import SHORT_POSITIONS, Evaluator, seesaw
 from shipway.runtime.exit_codes import ExitCode, Fatal, Retryable
+from shipway.runtime.garbage import Garbage
 from shipway.runtime.measure import MemoryWatch, step_metrics
 from shipway.runtime.metrics import StepMetrics
 from shipway.runtime.profiling import REQUEST_FILE, Profiler, ProfileRequests, describe_profile
@@ -38,10 +39,11 @@ def _loop(run: StageRun) -> ExitCode:
     context, stage = run.context, run.stage
     checkpoints = context.plan.blueprint.training.checkpoints
     guard, memory, evaluator = NonFiniteGuard(run), MemoryWatch(run), Evaluator(run)
-    status, watch = _StatusWriter(run), Watching(run)
+    status, watch, garbage = _StatusWriter(run), Watching(run), Garbage()
     while run.position.stage_step < stage.steps:
         result = _one_step(run, memory, status, watch)
         context.watchdog.step_ends()
+        garbage.step_ends()
         guard.judge(result)
         _evaluate(run, evaluator)
         agreed = context.stop.agreed(

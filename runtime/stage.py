@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
+import torch
 import torch.distributed as dist
 
 from shipway.runtime.average import SECTION, Average
@@ -13,7 +15,7 @@ from shipway.runtime.checkpoint_folder import Manifest
 from shipway.runtime.context import Context, Position
 from shipway.runtime.data.loader import Loader, make_loader
 from shipway.runtime.environment import describe_environment
-from shipway.runtime.mesh import Mesh, build_mesh, fit_layout
+from shipway.runtime.mesh import Mesh, MeshPool, build_mesh, fit_layout
 from shipway.runtime.optimizers import build_optimizer
 from shipway.runtime.parallel.support import check_layout, check_model
 from shipway.runtime.parallelize import ParallelModel, build_parallel_model
@@ -87,27 +89,11 @@ class StageRun:
 
 def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] | None) -> StageRun:
     """Build everything for a stage, and continue from a checkpoint of it or of the stage before."""
-    training = context.plan.blueprint.training
-    layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
-    check_layout(layout)
-    mix = next(s.mix for s in training.stages if s.name == stage.name)
-    has_images = training.data.has_images(mix)
-    check_model(layout, context.plan.blueprint.model, stage.context_tokens, has_images)
-    mesh = build_mesh(layout, context.device, context.meshes)
-    model = build_parallel_model(context.module, mesh, training.precision, training.seed, training.compile)
-    optimizer = build_optimizer(
-        model.named_parameters(),
-        context.module.OPTIMIZER_GROUPS,
-        training.optimizer,
-        training.precision,
-        context.device,
-        mesh,
-    )
-    _record_environment(context, model)
-    average = Average(model.named_parameters(), training.ema.decay) if training.ema else None
-    trainer = Trainer(model, optimizer, training.gradient_clip, _qk_clip(context.plan, model), average)
-    loader = _open_loader(context, stage, mesh)
-    run = StageRun(context, stage, layout, mesh, trainer, loader, Position(stage.name))
+    trainer = build_trainer(context.plan, context.module, stage, context.device, context.meshes)
+    mesh = trainer.model.mesh
+    _record_environment(context, trainer.model)
+    loader = open_loader(context.plan, context.build, stage, mesh)
+    run = StageRun(context, stage, mesh.layout, mesh, trainer, loader, Position(stage.name))
     if start:
         folder, manifest = start
         run.restore(folder, manifest)
@@ -119,6 +105,29 @@ def open_stage(context: Context, stage: StagePlan, start: tuple[Path, Manifest] 
     return run
 
 
+def build_trainer(
+    plan: Plan, module: ModuleType, stage: StagePlan, device: torch.device, meshes: MeshPool
+) -> Trainer:
+    """Model and optimizer of a stage, spread by its layout as it fits the ranks that are there."""
+    training = plan.blueprint.training
+    layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
+    check_layout(layout)
+    mix = next(s.mix for s in training.stages if s.name == stage.name)
+    check_model(layout, plan.blueprint.model, stage.context_tokens, training.data.has_images(mix))
+    mesh = build_mesh(layout, device, meshes)
+    model = build_parallel_model(module, mesh, training.precision, training.seed, training.compile)
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        module.OPTIMIZER_GROUPS,
+        training.optimizer,
+        training.precision,
+        device,
+        mesh,
+    )
+    average = Average(model.named_parameters(), training.ema.decay) if training.ema else None
+    return Trainer(model, optimizer, training.gradient_clip, _qk_clip(plan, model), average)
+
+
 def _record_environment(context: Context, model: ParallelModel) -> None:
     parameters = model.count()
     if context.metrics:
@@ -126,8 +135,9 @@ def _record_environment(context: Context, model: ParallelModel) -> None:
         context.run.write_environment(found | {"parameters": parameters})
 
 
-def _open_loader(context: Context, stage: StagePlan, mesh: Mesh) -> Loader:
-    training = context.plan.blueprint.training
+def open_loader(plan: Plan, build: Path, stage: StagePlan, mesh: Mesh) -> Loader:
+    """This rank's share of a stage's data."""
+    training = plan.blueprint.training
     return make_loader(
         # The layout may have been fitted to other ranks; rows per micro-batch and step stay the plan's.
         stage,
@@ -135,10 +145,10 @@ def _open_loader(context: Context, stage: StagePlan, mesh: Mesh) -> Loader:
         mesh.data_parallel_rank,
         mesh.data_parallel_size,
         training.seed,
-        Path(context.plan.folder or context.build),
+        Path(plan.folder or build),
         mix=next(s.mix for s in training.stages if s.name == stage.name),
-        model=context.plan.blueprint.model,
-        pin_memory=context.device.type == "cuda",
+        model=plan.blueprint.model,
+        pin_memory=mesh.device.type == "cuda",
     )
 
 

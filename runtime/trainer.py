@@ -115,9 +115,9 @@ class Trainer:
         for index, batch in enumerate(slices):
             set_gradient_sync(model, mesh.layout.zero, last=index == len(batches) - 1)
             on_device = batch.to(mesh.device)
-            loss = model(
-                on_device.tokens, on_device.labels, on_device.cu_seqlens, **on_device.image_arguments
-            )
+            # A context-parallel rank cannot tell from its slices alone where rows begin.
+            bounds = on_device.cu_seqlens if mesh.size("cp") > 1 else on_device.bounds
+            loss = model(on_device.tokens, on_device.labels, bounds, **on_device.image_arguments)
             (loss / max(1, valid_tokens)).backward()
             total += loss.detach()
         return mesh.all_reduce(total, ["dp_replicate", "fsdp", "pp"])

@@ -12,6 +12,7 @@ Operation = Literal[
     "gemm",
     "grouped_gemm",
     "attention",
+    "documents_attention",
     "delta_rule",
     "copy",
     "elementwise",

@@ -204,11 +204,11 @@ class DecodeState:
     """Does not grow (delta state in fp32, convolution tails)."""
 
 
-def keeps_cores(implementation: Implementation) -> bool:
-    """Whether selective recomputation keeps what attention and the delta rule put out.
+def keeps_delta(implementation: Implementation) -> bool:
+    """Whether selective recomputation keeps what the delta rule puts out, as it does of softmax attention.
 
-    It keeps outputs of torch's operators (runtime/parallel/recompute.py); the fused cores, FlexAttention
-    over packed documents and fla's chunk kernel, are none, so they run again.
+    It keeps outputs of operators that torch knows (runtime/parallel/recompute.py); fla's chunk kernel is
+    none, so it runs again.
     """
     return implementation == "plain"
 
@@ -243,9 +243,7 @@ class Operator(ABC):
             case "full":
                 return self.kernels(shard)
             case "selective":
-                again = (
-                    Elementwise if keeps_cores(shard.implementation) else Elementwise | Attention | DeltaRule
-                )
+                again = Elementwise if keeps_delta(shard.implementation) else Elementwise | DeltaRule
                 return tuple(kernel for kernel in self.kernels(shard) if isinstance(kernel, again))
 
     def buffer_bytes(self) -> int:

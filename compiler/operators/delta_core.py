@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard, keeps_cores
+from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard, keeps_delta
 
 TILE = 16
 """Tokens of the inner tile of a chunk."""
@@ -96,7 +96,7 @@ class DeltaCore:
 
     def products(self, shard: Shard) -> tuple[Saved, ...]:
         """What selective recomputation keeps: fla's kernel is run again, plain products are kept."""
-        if not keeps_cores(shard.implementation):
+        if not keeps_delta(shard.implementation):
             return ()
         K, V, tile = self.key_width, self.value_width, plain_tile(self.bounded)
         C = plain_chunk(self.chunk, self._local_tokens(shard))

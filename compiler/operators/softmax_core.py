@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shipway.compiler.operators.base import Attention, Number, Saved, Shard, keeps_cores
+from shipway.compiler.operators.base import Attention, Number, Saved, Shard
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,6 @@ class SoftmaxCore:
 
     def products(self, shard: Shard) -> tuple[Saved, ...]:
         """What selective recomputation keeps of the core."""
-        if not keeps_cores(shard.implementation):
-            return ()
         rows = shard.tokens * self.heads / shard.tensor
         width = self.key_width if self.padded(shard) else self.value_width
         return self.output(shard, rows * width * shard.element_bytes)

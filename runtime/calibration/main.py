@@ -10,13 +10,14 @@ import argparse
 import datetime
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from shipway.runtime.calibration.collectives import measure_collectives
-from shipway.runtime.calibration.operations import FULL, QUICK, measure
+from shipway.runtime.calibration.operations import FAMILIES, FULL, QUICK, Sizes
 from shipway.runtime.kernels import dispatch
 from shipway.schemas.measurement import Environment, Measurements, Row
 from shipway.schemas.plan import canonical_json
@@ -28,7 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--name", default=None, help="name of the calibration")
     parser.add_argument("--quick", action="store_true", help="few small sizes")
+    families = (*FAMILIES, "collectives")
+    parser.add_argument("--only", action="append", choices=families, help="measure this; may be repeated")
     options = parser.parse_args(arguments)
+    wanted = options.only or families
     device = _device()
     distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if distributed:
@@ -38,10 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rows = []
     if first:
-        for row in measure(device, sizes, dtype):
-            print(_line(row), file=sys.stderr)
-            rows.append(row)
-    if distributed:
+        rows += _single(device, sizes, dtype, wanted)
+    if distributed and "collectives" in wanted:
         dist.barrier()
         bits = range(12, 31, 2) if sizes is FULL else range(12, 21, 4)
         for row in measure_collectives(device, tuple(1 << b for b in bits)):
@@ -61,6 +63,19 @@ def main(arguments: list[str] | None = None) -> int:
     if distributed:
         dist.destroy_process_group()
     return 0
+
+
+def _single(device: torch.device, sizes: Sizes, dtype: torch.dtype, wanted: Collection[str]) -> list[Row]:
+    """Rows of one device; what cannot be measured here is told, and keeps its default in a calibration."""
+    rows = []
+    for family in (name for name in FAMILIES if name in wanted):
+        try:
+            for row in FAMILIES[family](device, sizes, dtype):
+                print(_line(row), file=sys.stderr)
+                rows.append(row)
+        except (RuntimeError, NotImplementedError) as error:
+            print(f"{family} could not be measured whole: {error}", file=sys.stderr)
+    return rows
 
 
 def _device() -> torch.device:

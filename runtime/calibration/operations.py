@@ -24,6 +24,8 @@ class Sizes:
     """(groups, rows per group, inner, columns)."""
     attention: tuple[tuple[int, int, int, int, int], ...]
     """(batch, tokens, heads, key width, value width)."""
+    documents: tuple[tuple[int, int, int, int, int], ...]
+    """(documents, tokens of each, heads, key width, value width), packed."""
     delta: tuple[tuple[int, int, int], ...]
     """(tokens, heads, width)."""
     copies: tuple[int, ...]
@@ -59,6 +61,13 @@ FULL = Sizes(
         (8, 2048, 16, 128, 128),
         (1, 8192, 96, 192, 128),
     ),
+    documents=(
+        (1, 8192, 16, 192, 128),
+        (4, 8192, 16, 192, 128),
+        (16, 1024, 16, 192, 128),
+        (1, 32768, 16, 192, 128),
+        (2, 8192, 16, 128, 128),
+    ),
     delta=(
         *((tokens, 16, 128) for tokens in (4096, 8192, 32768, 131072)),
         (8192, 32, 128),
@@ -72,21 +81,11 @@ QUICK = Sizes(
     gemms=((256, 256, 256), (512, 512, 512), (1024, 512, 512)),
     grouped=((8, 64, 128, 128), (16, 32, 128, 128)),
     attention=((2, 256, 4, 48, 32), (2, 512, 4, 48, 32)),
+    documents=((2, 256, 4, 48, 32), (4, 128, 4, 48, 32)),
     delta=((512, 4, 32), (1024, 4, 32)),
     copies=tuple(1 << bits for bits in range(16, 25, 4)),
     elementwise=(64, 512),
 )
-
-
-def measure(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
-    """Rows of all single-device operations, in order."""
-    yield from _gemms(device, sizes, dtype)
-    yield from _grouped(device, sizes, dtype)
-    yield from _attention(device, sizes, dtype)
-    yield from _delta(device, sizes, dtype)
-    yield from _memory(device, sizes)
-    yield from _elementwise(device, sizes, dtype)
-    yield _launch(device)
 
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int, grad: bool = False) -> Tensor:
@@ -199,19 +198,53 @@ def _both_phases(
             forward()
 
     yield _row(operation, run_forward, device, sizes=facts, flops=flops)
-    output = forward()
-    gradient = torch.randn_like(output)
+    outputs: list[Tensor] = []
+    gradient = torch.randn_like(forward())
+
+    def run_backward() -> None:
+        torch.autograd.grad(outputs.pop(), leaves, gradient)
+
     yield _row(
         operation,
-        lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True),
+        run_backward,
         device,
         sizes=facts,
         flops=2 * flops,
         phase="backward",
+        prepare=lambda: outputs.append(forward()),
     )
 
 
-def _memory(device: torch.device, sizes: Sizes) -> Iterator[Row]:
+def _documents(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
+    """Attention within packed documents of like length, causal."""
+    for documents, tokens, heads, key_width, value_width in sizes.documents:
+        q, k, v = (
+            _random(device, dtype, 1, documents * tokens, heads, width, grad=True)
+            for width in (key_width, key_width, value_width)
+        )
+        bounds = torch.arange(documents + 1, device=device, dtype=torch.int32) * tokens
+        facts = {
+            "batch": documents,
+            "tokens": tokens,
+            "heads": heads,
+            "key_width": key_width,
+            "value_width": value_width,
+        }
+        flops = float(documents) * heads * tokens * tokens * (key_width + value_width)
+
+        def run(
+            q: Tensor = q,
+            k: Tensor = k,
+            v: Tensor = v,
+            bounds: Tensor = bounds,
+            scale: float = key_width**-0.5,
+        ) -> Tensor:
+            return kernels.softmax_attention(q, k, v, scale=scale, cu_seqlens=bounds)
+
+        yield from _both_phases("documents_attention", run, (q, k, v), device, facts, flops)
+
+
+def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     for nbytes in sizes.copies:
         source = torch.empty(nbytes, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
@@ -257,7 +290,7 @@ def _elementwise(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iter
             yield _row("elementwise", run, device, sizes=facts, nbytes=passes * element)
 
 
-def _launch(device: torch.device) -> Row:
+def _launch(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     x = torch.zeros(1, device=device)
     calls = 200
 
@@ -266,4 +299,17 @@ def _launch(device: torch.device) -> Row:
             x.add_(1)
 
     timing = time_operation(run, device, repeats=10)
-    return Row(operation="launch", sizes={"calls": 1}, seconds=timing.seconds / calls, spread=timing.spread)
+    yield Row(operation="launch", sizes={"calls": 1}, seconds=timing.seconds / calls, spread=timing.spread)
+
+
+FAMILIES: dict[str, Callable[[torch.device, Sizes, torch.dtype], Iterator[Row]]] = {
+    "gemm": _gemms,
+    "grouped_gemm": _grouped,
+    "attention": _attention,
+    "documents_attention": _documents,
+    "delta_rule": _delta,
+    "memory": _memory,
+    "elementwise": _elementwise,
+    "launch": _launch,
+}
+"""What measures each family of operations."""

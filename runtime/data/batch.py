@@ -44,6 +44,11 @@ class Batch:
     """[m] int64, under context parallel: which of the images' embeddings this rank's tokens stand for."""
 
     @property
+    def bounds(self) -> Tensor | None:
+        """What a model must know of the documents: nothing where every row is one of them."""
+        return None if len(self.cu_seqlens) == len(self.tokens) + 1 else self.cu_seqlens
+
+    @property
     def valid_tokens(self) -> int:
         """Tokens whose label counts."""
         return int((self.labels != IGNORED).sum())

@@ -1,4 +1,4 @@
-"""The faster forms on CUDA: fla-core's Triton kernels, cuDNN and FlexAttention.
+"""The faster forms on CUDA: fla-core's Triton kernels, cuDNN, FlashAttention and FlexAttention.
 
 Imported lazily, through `operations`, when `dispatch` has chosen one of them.
 """
@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import tuning
+from . import packed_attention, tuning
 from .documents import document_of_token
 
 tuning.use_shipped()  # before anything imports fla, which reads its environment once
@@ -160,8 +160,14 @@ def rows_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: boo
 def documents_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, cu_seqlens: Tensor
 ) -> Tensor:
-    """FlexAttention over the flattened batch, blocks of other documents skipped."""
+    """FlashAttention over the flattened batch; FlexAttention for what it does not take."""
     batch, tokens = q.shape[:2]
+    if packed_attention.serves(q, v):
+        q, k, v = (x.reshape(batch * tokens, *x.shape[2:]) for x in (q, k, v))
+        bounds = cu_seqlens.to(torch.int32)
+        return packed_attention.packed_attention(q, k, v, bounds, tokens, scale, causal)[0].unflatten(
+            0, (batch, tokens)
+        )
     q, k, v = (x.reshape(1, batch * tokens, *x.shape[2:]).transpose(1, 2) for x in (q, k, v))
     mask = _document_mask(cu_seqlens, batch * tokens, causal)
     out = compiled(flex_attention)(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])

@@ -42,7 +42,7 @@ FAST = (
     Fast("short_convolution", "fla causal_conv1d", "fla-core", (0, 6)),
     Fast("attention_residual", "fla fused_attnres", "fla-core", (0, 6)),
     Fast("softmax_attention", "SDPA cuDNN"),
-    Fast("softmax_attention_documents", "FlexAttention"),
+    Fast("softmax_attention_documents", "FlashAttention, packed"),
     Fast("grouped_mm", "torch._grouped_mm"),
     Fast("elementwise", "torch.compile"),
 )

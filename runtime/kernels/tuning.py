@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,8 @@ def use_shipped() -> Path | None:
     if not folder.is_dir() or "FLA_CONFIG_DIR" in os.environ or "FLA_CACHE_MODE" in os.environ:
         return None
     os.environ["FLA_CONFIG_DIR"] = str(folder)
-    os.environ["FLA_CACHE_MODE"] = "fuzzy"  # the best of one length serves the others
+    # The best of one size serves the others, and an untuned form gets its kernel's default: no step waits.
+    os.environ["FLA_CACHE_MODE"] = "full"
     return folder
 
 
@@ -137,9 +138,15 @@ def _write(folder: Path) -> int:
             "kernel_name": name,
             "triton_version": triton.__version__,
             "autotune_entries": entries,
+            "default_config": _default(entry["config"] for entry in entries.values()),
         }
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     return len(found)
+
+
+def _default(configs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What serves forms that were not tuned: of the best ones the least in need of shared memory."""
+    return min(configs, key=lambda config: (config["num_stages"], json.dumps(config, sort_keys=True)))
 
 
 def main(arguments: list[str] | None = None) -> int:

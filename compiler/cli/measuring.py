@@ -1,0 +1,118 @@
+"""Runs the runtime's verification on builds, as many at once as this machine has devices for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from shipway.schemas.layout import Layout
+from shipway.schemas.verification import StageReading
+
+LAST_LINES = 12
+"""Of what a process that failed without a word printed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Builds that all run on `world` devices."""
+
+    builds: tuple[Path, ...]
+    world: int
+    on_gpus: bool
+    stage: str | None
+    steps: int
+    documents: bool
+
+
+def gpus_here() -> int:
+    """GPUs that this machine's driver lists; 0 without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def measure(job: Job, folder: Path, tell: Callable[[StageReading], None]) -> None:
+    """Measure every build, and tell each reading as soon as it is known; logs are left in `folder`."""
+    slots = max(1, gpus_here() // job.world) if job.on_gpus else 1
+    shares = [job.builds[slot::slots] for slot in range(min(slots, len(job.builds)))]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        list(pool.map(lambda slot: _measure_share(job, slot, shares[slot], folder, tell), range(len(shares))))
+
+
+def _measure_share(
+    job: Job, slot: int, builds: Sequence[Path], folder: Path, tell: Callable[[StageReading], None]
+) -> None:
+    """One build after the other in one set of processes; what follows a failure gets a new set."""
+    found: set[Path] = set()
+    out, log = folder / f"readings-{slot}.jsonl", folder / f"log-{slot}.txt"
+    while left := [build for build in builds if build not in found]:
+        seen = len(found)
+        with log.open("a", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                _command(job, left, out), env=_environment(job, slot), stdout=file, stderr=file
+            )
+            while True:
+                ended = _ends_soon(process)
+                for reading in _readings(out):
+                    if Path(reading.build) not in found:
+                        found.add(Path(reading.build))
+                        tell(reading)
+                if ended:
+                    break
+        if len(found) == seen:
+            found.add(left[0])
+            tell(_lost(left[0], process.returncode, log))
+
+
+def _ends_soon(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _command(job: Job, builds: Sequence[Path], out: Path) -> list[str]:
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.world}"]
+    command = [sys.executable, *(several if job.world > 1 else []), "-m", "shipway.runtime.verification.main"]
+    command += [*(str(build) for build in builds), "--out", str(out), "--steps", str(job.steps)]
+    command += ["--device", "cuda" if job.on_gpus else "cpu"]
+    command += ["--stage", job.stage] if job.stage else []
+    return command + (["--documents"] if job.documents else [])
+
+
+def _environment(job: Job, slot: int) -> dict[str, str]:
+    """As a launch sets it; each slot sees its own devices."""
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    if job.on_gpus:
+        environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        first = slot * job.world
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + i) for i in range(job.world))
+    return environment
+
+
+def _readings(out: Path) -> list[StageReading]:
+    if not out.exists():
+        return []
+    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [StageReading.model_validate_json(line) for line in lines if line.endswith("\n")]
+
+
+def _lost(build: Path, code: int, log: Path) -> StageReading:
+    last = " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
+    return StageReading(
+        build=str(build),
+        plan_hash="",
+        stage="",
+        layout=Layout(),
+        outcome="failed",
+        detail=f"the process ended with code {code}: {last}",
+    )
