@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from shipway.compiler.suggest import did_you_mean, ordered
 from shipway.schemas.diagnostics import Diagnostic, Location
-from shipway.schemas.layout import LayoutConstraints, Recompute, Schedule, Zero
+from shipway.schemas.layout import LayoutConstraints, Offload, Recompute, Schedule, Zero
 
 NAMES = {
     "pp": "pipeline_parallel",
@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "zero": tuple(str(level) for level in get_args(Zero)),
     "schedule": get_args(Schedule),
     "recompute": get_args(Recompute),
+    "offload": get_args(Offload),
 }
 _ITEM = re.compile(r"(?P<name>[A-Za-z][A-Za-z_-]*)(?:\s*[=:]\s*|\s+|(?=\d)|$)(?P<value>[\w.+-]*)")
 _BETWEEN = re.compile(r"(?:\s*x\s+\d+(?=\s*(?:,|;|$)))?[\s,;]*(?:x\s+)?(?:DP\s+(?=replicas))?")

@@ -8,15 +8,18 @@ import numpy as np
 
 from shipway.compiler.delta_context import with_delta_context
 from shipway.compiler.evaluate import evaluate, time_breakdown
+from shipway.compiler.host_memory import ACTIVATIONS, PROCESSES, SAVING, STATE, host_capacity
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger import Chosen, ledger
-from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
+from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES, STAGED_ACTIVATIONS, STAGED_STATE
 from shipway.compiler.operators.base import Operator, Shard, flops
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import Found, verdict
+from shipway.compiler.step_time import COPIES
 from shipway.compiler.tables import Tables, tables
 from shipway.schemas.plan import (
     Alternative,
+    HostMemory,
     MemoryBudget,
     MemoryItem,
     StageMemory,
@@ -39,12 +42,18 @@ CATEGORY = {
     "temporaries of one layer": "scratch",
     "gradients of hidden states": "scratch",
     "optimizer temporaries": "scratch",
+    STAGED_STATE: "scratch",
+    STAGED_ACTIVATIONS: "scratch",
     "gradient reduction buffers": "communication",
     "pipeline receive buffers": "communication",
     "allocator rounding and fragmentation": "scratch",
     "device context": "outside",
     "libraries and kernels' modules": "outside",
     "communicators": "outside",
+    STATE: "optimizer",
+    ACTIVATIONS: "activations",
+    SAVING: "scratch",
+    PROCESSES: "outside",
 }
 NOTES = {
     "kept activations": "micro-batches in flight at this pipeline rank, at the planned expert load",
@@ -55,6 +64,12 @@ NOTES = {
     "communicators": "NCCL buffers, one communicator per group of more than one rank",
     "allocator rounding and fragmentation": "reserved over allocated, with expandable segments",
     "routers' counters": "loads, and margins for quantile balancing",
+    STAGED_STATE: "one is updated while the next arrives",
+    STAGED_ACTIVATIONS: "two layers' inputs at a time",
+    STATE: "pinned",
+    ACTIVATIONS: "pinned, in blocks of a power of two bytes",
+    SAVING: "while a save is in flight",
+    PROCESSES: "assumed: interpreter, libraries, data workers",
     "optimizer temporaries": "foreach temporaries and the largest matrix being orthogonalised",
 }
 
@@ -83,7 +98,9 @@ def stage_plan(problem: Problem, found: Found) -> StagePlan:
         tokens=stage.tokens,
         steps=stage.steps,
         sequences_per_step=space.sequences,
-        layout=with_delta_context(problem, chosen.candidate.layout(0, tuple(pairwise(bounds)))),
+        layout=with_delta_context(
+            problem, chosen.candidate.layout(0, tuple(pairwise(bounds)), space.offload)
+        ),
         devices_used=devices,
         memory=stage_memory(chosen),
         communication=ledger(chosen),
@@ -128,6 +145,8 @@ def time_items(chosen: Chosen) -> tuple[TimeItem, ...]:
         "recomputation": f"policy: {RECOMPUTE[int(chosen.candidate.recompute[0])]}; loss head's logits",
         "expert products": f"busiest expert-parallel rank at "
         f"{float(chosen.shared.cells.imbalance[0]):.2f} of the mean load",
+        COPIES: "both ways at once, in slices; what the update hides is not in it",
+        "activations to and from the host": "where a layer's input takes longer than the layer",
         "optimizer": "norm, clipping, update, Muon's exchanges, sums of routers' counters",
         "expert all-to-all": "dispatch under the shared experts, where there are any",
         "tensor-parallel collectives": "not hidden under compute",
@@ -145,7 +164,33 @@ def stage_memory(chosen: Chosen) -> StageMemory:
     """Budgets of all pipeline ranks, the worst one's on top."""
     ranks = tuple(memory_budget(chosen, rank) for rank in range(chosen.group.pp))
     worst = max(ranks, key=lambda budget: budget.peak_bytes)
-    return StageMemory(peak_bytes=worst.peak_bytes, items=worst.items, verdict=worst.verdict, ranks=ranks)
+    return StageMemory(
+        peak_bytes=worst.peak_bytes,
+        items=worst.items,
+        verdict=worst.verdict,
+        ranks=ranks,
+        host=_host_memory(chosen) if chosen.group.host else None,
+    )
+
+
+def _host_memory(chosen: Chosen) -> HostMemory:
+    """The fullest node, its items in the proportions of the pipeline rank that keeps most there."""
+    group = chosen.group
+    fullest = int(np.sum(list(group.host.values()), axis=0)[0].argmax())
+    rank = {name: float(values[0, fullest]) for name, values in group.host.items()}
+    scale = float(group.node_bytes[0]) / sum(rank.values())
+    sizes = {name: round(size * scale) for name, size in rank.items() if size}
+    items = [
+        MemoryItem.model_validate(
+            {"name": name, "category": CATEGORY[name], "bytes": size, "note": NOTES.get(name, "")}
+        )
+        for name, size in sizes.items()
+    ]
+    return HostMemory(
+        items=tuple(sorted(items, key=lambda item: (-item.bytes, item.name))),
+        node_bytes=sum(sizes.values()),
+        capacity_bytes=host_capacity(chosen.problem),
+    )
 
 
 def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
@@ -192,20 +237,20 @@ def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
     entries: list[Alternative] = []
     others = found.order[found.order != best]
     for index in others[: RUNNERS_UP - 1]:
-        entries.append(_alternative(found, int(index), _why_worse(found, int(index))))
+        entries.append(_alternative(problem, found, int(index), _why_worse(found, int(index))))
     capacity = problem.capacity_bytes
     faster = np.flatnonzero((step < step[best]) & (upper > capacity))
     for index in faster[np.argsort(step[faster], kind="stable")][: RUNNERS_UP + 1 - len(entries)]:
         needs = peak[index] if peak[index] > capacity else upper[index]
         kind = "needs" if peak[index] > capacity else "may need"
         reason = f"{kind} {needs / 2**30:,.1f} GiB of {capacity / 2**30:,.1f}"
-        entries.append(_alternative(found, int(index), reason))
+        entries.append(_alternative(problem, found, int(index), reason))
     return tuple(entries)
 
 
-def _alternative(found: Found, index: int, reason: str) -> Alternative:
+def _alternative(problem: Problem, found: Found, index: int, reason: str) -> Alternative:
     return Alternative(
-        layout=found.candidates.layout(index),
+        layout=found.candidates.layout(index, offload=problem.space.offload),
         step_seconds=float(found.step_seconds[index]),
         peak_bytes=round(float(found.peak_bytes[index])),
         reason=reason,

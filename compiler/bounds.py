@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.chunked import groups_of
-from shipway.compiler.evaluate_states import Bytes, StateCosts, element_bytes, state_costs
+from shipway.compiler.evaluate_states import Bytes, StateCosts, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
 from shipway.compiler.tables import Tables, cells_of, shardings_of
 from shipway.compiler.unique import unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
+from shipway.schemas.layout import ACTIVATION_OFFLOAD
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,7 +30,7 @@ def mesh_bytes(problem: Problem, candidates: Candidates) -> Floats:
     states = state_costs(
         problem.parameters, shardings, problem.network, problem.blueprint.training, seconds=False
     )
-    sizes = element_bytes(problem.blueprint.training)
+    sizes = problem.sizes
     least = _least_states(problem, candidates, states, which, sizes)
     if candidates.micro_batch.any():
         saved, cell = _least_saved(problem, candidates)
@@ -168,7 +169,7 @@ def _average_buffers(problem: Problem, c: Candidates, hidden: Floats) -> Floats:
 def _kept_per_row(states: StateCosts, sizes: Bytes) -> Floats:
     """Master weights and moments of each row under each sharding."""
     moments = 2 * states.adamw_numel + states.muon_numel
-    return states.shard_numel * sizes.weight + moments * sizes.moment
+    return states.shard_numel * sizes.weight + moments * sizes.moment_here
 
 
 def _least_states(problem: Problem, c: Candidates, states: StateCosts, which: Ints, sizes: Bytes) -> Floats:
@@ -200,10 +201,16 @@ def _least_saved(problem: Problem, candidates: Candidates) -> tuple[Floats, Ints
     shard = cells_of(problem, rows).shard(problem.machine.element_bytes, problem.fused)
     pinned = problem.space.constraints.recompute
     thriftiest = pinned or problem.space.capability.recompute[-1]
+    moves = problem.space.offload in ACTIVATION_OFFLOAD
+    if moves:
+        thriftiest = "full"
     result = np.empty((len(problem.work.rows), len(rows)))
     for index, row in enumerate(problem.work.rows):
         policy = thriftiest if row.recomputable else "none"
         result[index] = sum((part.saved_bytes(shard, policy) for part in row.parts), 0.0)
+        if moves:
+            hidden = shard.local_tokens * problem.work.width * shard.element_bytes
+            result[index] -= row.movable_states * hidden
     return result, which
 
 

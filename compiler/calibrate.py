@@ -126,9 +126,16 @@ def _delta_curves(rows: tuple[Row, ...], peak: float, base: Efficiency) -> dict[
 def _memory(measured: Measurements, device: Device, base: Efficiency) -> dict[str, Any]:
     copies = [row for row in measured.rows if row.operation == "copy"]
     large = [row.bytes / row.seconds for row in copies if row.bytes >= 2 * LARGE_BYTES]
+    moved = [
+        row.bytes / row.seconds
+        for row in measured.rows
+        if row.operation in ("host_to_device", "device_to_host") and row.bytes >= LARGE_BYTES
+    ]
     launches = [row.seconds for row in measured.rows if row.operation == "launch"]
     return {
         "memory": float(np.median(large)) / device.memory_bandwidth if large else base.memory,
+        # The slower way: offloaded state goes both ways at once.
+        "host_copy": min(moved) / device.host_bandwidth if moved else base.host_copy,
         "host_seconds": max(base.host_seconds, *launches) if launches else base.host_seconds,
         "library_bytes": (
             max(0, measured.context_bytes - device.context_bytes)

@@ -24,7 +24,7 @@ from shipway.schemas.layout import V_SHAPED, Schedule
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-ALWAYS = ("forward", "weight", "waiting")
+ALWAYS = ("forward", "weight", "waiting", "moved")
 """Quantities of a cell that no recomputation policy changes."""
 
 

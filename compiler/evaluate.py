@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shipway.compiler.chunked import Chunked, chunk, groups_of, handed_over
 from shipway.compiler.evaluate_parts import AXES
 from shipway.compiler.fabric import path
+from shipway.compiler.host_memory import host_bytes, node_bytes
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import (
     ChunkActivations,
@@ -25,13 +26,16 @@ from shipway.compiler.memory import (
     peaks,
 )
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import CHECKPOINTS, EXPOSED, OPTIMIZER_TIME, PASSES, step_time
+from shipway.compiler.step_time import PASSES, TIMES, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
 from shipway.compiler.v_memory import v_kept
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+STAGED_STATES = 2
+"""Of what goes to the host: the newest two are still leaving; or one is used and the next has come back."""
 
 AXIS_TIME = {
     "tp": "tensor-parallel collectives",
@@ -51,6 +55,10 @@ class Group:
     chunked: Chunked
     memory: MemoryTerms
     peaks: Peaks
+    host: dict[str, Floats]
+    """Host memory of one rank by item, [layouts, ranks]; empty where a layout keeps nothing there."""
+    node_bytes: Floats
+    """Of the fullest node, [layouts]; 0 likewise."""
     time: dict[str, Floats]
     """Parts that add up to the step; each [layouts]."""
     step_seconds: Floats
@@ -63,13 +71,15 @@ class Evaluation:
     step_seconds: Floats
     peak_bytes: Floats
     upper_bytes: Floats
+    node_bytes: Floats
+    """Host memory of the fullest node; 0 where nothing is offloaded."""
     groups: tuple[Group, ...]
 
 
 def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evaluation:
     """Evaluate candidates; `shared` must have been made from the same ones."""
     size = len(candidates)
-    step, peak, upper = np.empty(size), np.empty(size), np.empty(size)
+    step, peak, upper, node = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     outside = outside_bytes(problem, candidates)
     groups = []
     for index, chunked in chunk(candidates, shared):
@@ -77,8 +87,9 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
         step[index] = group.step_seconds
         peak[index] = group.peaks.peak.max(axis=1)
         upper[index] = group.peaks.upper.max(axis=1)
+        node[index] = group.node_bytes
         groups.append(group)
-    return Evaluation(step, peak, upper, tuple(groups))
+    return Evaluation(step, peak, upper, node, tuple(groups))
 
 
 def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints, outside: dict[str, Floats]) -> Group:
@@ -94,6 +105,11 @@ def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints, outside: di
         chunked.shared.sizes,
         problem.space.capability,
     )
+    host: dict[str, Floats] = {}
+    node = np.zeros(len(index))
+    if problem.space.offload != "none":
+        host = host_bytes(problem, chunked, states)
+        node = node_bytes(problem, chunked, sum(host.values(), np.zeros((len(index), chunked.pp))))
     time = step_time(problem, chunked, states)
     return Group(
         pp=chunked.pp,
@@ -102,6 +118,8 @@ def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints, outside: di
         chunked=chunked,
         memory=terms,
         peaks=peaks(terms, problem.machine.efficiency),
+        host=host,
+        node_bytes=node,
         time=time,
         step_seconds=sum(time.values(), np.zeros(len(index))),
     )
@@ -128,7 +146,8 @@ def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     parts, cell = cores.shared.parts, cores.cell
     temporary = parts.scratch[:, cell] + parts.overhead[cores.own.recompute, :, cell].T
     received, returned = handed_over(cores)
-    each = kept_bytes(cores), cores.max(temporary), received, returned, parts.hidden[cell]
+    staged = STAGED_STATES * parts.moved[:, cell].max(axis=0)
+    each = kept_bytes(cores), cores.max(temporary), received, returned, parts.hidden[cell], staged
     return ChunkActivations(*(of_core[core] for of_core in each))
 
 
@@ -177,8 +196,10 @@ def time_breakdown(group: Group) -> dict[str, Floats]:
     compute, transfer = parts.compute.sum(axis=0), parts.transfer.sum(axis=0)
     items = {name: on_busiest(compute[i]) for i, name in enumerate(CATEGORIES)}
     items |= {AXIS_TIME[axis]: on_busiest(transfer[i]) for i, axis in enumerate(AXES)}
+    if parts.moved.any():
+        items["activations to and from the host"] = on_busiest(parts.copying)
     items["waiting for the host to issue work"] = on_busiest(parts.host)
     total = own.micro_batches * busy.max(axis=1)
     items["recomputation"] = total - sum(items.values(), np.zeros(len(own)))
     items["pipeline bubble and transfers"] = group.time[PASSES] - total
-    return items | {name: group.time[name] for name in (EXPOSED, OPTIMIZER_TIME, CHECKPOINTS)}
+    return items | {name: group.time[name] for name in TIMES if name in group.time}

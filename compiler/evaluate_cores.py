@@ -43,7 +43,7 @@ def _bytes(problem: Problem, chunked: Chunked) -> Floats:
     own, pp, shared = chunked.own, chunked.pp, chunked.shared
     sizes, can = shared.sizes, problem.space.capability
     moments = 2 * chunked.states("adamw_numel") + chunked.states("muon_numel")
-    kept = by_rank(chunked.states("shard_numel") * sizes.weight + moments * sizes.moment, pp).sum(axis=1)
+    kept = by_rank(chunked.states("shard_numel") * sizes.weight + moments * sizes.moment_here, pp).sum(axis=1)
     held = kept_bytes(chunked)
     temporary = shared.parts.scratch + shared.parts.overhead
     lightest = temporary[:, 1:LAST].min(axis=1)[own.recompute, chunked.cell]

@@ -96,6 +96,10 @@ class PartCosts:
     """[policies, rows, cells]."""
     hidden: Floats
     """[cells]: one hidden state between layers."""
+    moved: Floats
+    """[rows, cells]: bytes that leave for host memory in forward and come back in backward."""
+    copying: Floats
+    """[rows, cells]: of forward and backward, time that waits for them."""
 
     def at(self, cell: int) -> PartCosts:
         """One cell alone."""
@@ -275,4 +279,6 @@ def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine:
         model_flops=rows(each.model_flops),
         recompute_flops=policies(each.recompute_flops),
         hidden=hidden,
+        moved=np.zeros_like(compute[0, 0]),
+        copying=np.zeros_like(compute[0, 0]),
     )

@@ -17,6 +17,7 @@ from shipway.compiler.communication import Network
 from shipway.compiler.held import is_whole_vector
 from shipway.compiler.operators.base import Parameter
 from shipway.compiler.workload import Workload
+from shipway.schemas.layout import OPTIMIZER_OFFLOAD, Offload
 from shipway.schemas.training import Muon, Training
 
 Floats = npt.NDArray[np.float64]
@@ -93,15 +94,22 @@ class Bytes:
     moment: int
     average: int = 0
     """Of the weights' moving average; 0 without one."""
+    hosted: bool = False
+    """Whether moments lie in host memory."""
 
     @property
     def weight(self) -> int:
         """What an element of a shard takes as weight: master copy and moving average."""
         return self.master + self.average
 
+    @property
+    def moment_here(self) -> int:
+        """Of `moment`, what is on the device between updates."""
+        return 0 if self.hosted else self.moment
 
-def element_bytes(training: Training) -> Bytes:
-    """Sizes of the number formats a blueprint asks for."""
+
+def element_bytes(training: Training, offload: Offload = "none") -> Bytes:
+    """Sizes of the number formats a blueprint asks for, and where states are kept."""
     size = {"bf16": 2, "fp32": 4}
     precision = training.precision
     compute = size[precision.compute]
@@ -112,6 +120,7 @@ def element_bytes(training: Training) -> Bytes:
         max(size[precision.gradients], compute),
         size[precision.optimizer],
         0 if training.ema is None else size["fp32"],
+        offload in OPTIMIZER_OFFLOAD,
     )
 
 

@@ -148,6 +148,7 @@ _TERMS = (
 def terms() -> dict[str, Term]:
     """All terms by name."""
     from shipway.compiler.glossary_collectives import COLLECTIVE_TERMS
+    from shipway.compiler.glossary_offload import OFFLOAD_TERMS
     from shipway.compiler.glossary_tables import TABLE_TERMS
 
-    return {term.name: term for term in (*_TERMS, *TABLE_TERMS, *COLLECTIVE_TERMS)}
+    return {term.name: term for term in (*_TERMS, *TABLE_TERMS, *COLLECTIVE_TERMS, *OFFLOAD_TERMS)}

@@ -69,7 +69,7 @@ TABLE_TERMS = (
     Term(
         "optimizer state",
         "Moments of the rank's shard: one a weight for Muon, two for AdamW.",
-        "training.precision.optimizer: bf16 halves it; sharding over more ranks.",
+        "training.precision.optimizer: bf16 halves it; sharding over more ranks; offload: optimizer.",
     ),
     Term(
         "moving average of weights",

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shipway.compiler.describe import describe
 from shipway.compiler.meshes import legal_meshes
+from shipway.compiler.offload_rules import host_is_what_lacks, host_too_small, offload_conflicts
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule_rules import micro_batches_refused, schedule_conflicts
 from shipway.compiler.search import Found
 from shipway.compiler.space import CONTEXT_MULTIPLE, Space, context_slices, divisors, nearest_first
 from shipway.schemas.diagnostics import Diagnostic
-from shipway.schemas.layout import Layout, LayoutConstraints
+from shipway.schemas.layout import LayoutConstraints
 
 GIB = 2**30
 
@@ -34,6 +36,7 @@ def illegal(problem: Problem, index: int) -> list[Diagnostic]:
         *_alone(space, index),
         *_too_many_devices(space, index),
         *_not_runnable(space, index),
+        *offload_conflicts(problem, _path(index, "")),
     ]
     if found:
         return found
@@ -302,8 +305,13 @@ def _values(space: Space, field: str) -> list[int]:
     return sorted({int(v) for v in getattr(found, name)})
 
 
-def nothing_fits(problem: Problem, found: Found | None, index: int) -> list[Diagnostic]:
-    """The nearest misses of a stage, by how much they miss, and what would make them fit."""
+def nothing_fits(
+    problem: Problem, found: Found | None, index: int, least_offloaded_bytes: float | None = None
+) -> list[Diagnostic]:
+    """The nearest misses of a stage, by how much they miss, and what would make them fit.
+
+    `least_offloaded_bytes`: what a device would need with offload, where that was tried.
+    """
     stage, capacity = problem.stage, problem.capacity_bytes
     if found is None or not len(found.candidates):
         return [
@@ -318,14 +326,19 @@ def nothing_fits(problem: Problem, found: Found | None, index: int) -> list[Diag
                 help="Raise the global batch, or use another number of nodes.",
             )
         ]
+    if host_is_what_lacks(problem, found):
+        return [host_too_small(problem, found, index)]
     peak = found.peak_bytes
     nearest = np.argsort(peak, kind="stable")[:3]
     least = float(peak[nearest[0]])
+    offload = problem.space.offload
     because = [
-        f"{describe(found.candidates.layout(int(i)))}: needs {peak[i] / GIB:,.1f} GiB,"
+        f"{describe(found.candidates.layout(int(i), offload=offload))}: needs {peak[i] / GIB:,.1f} GiB,"
         f" has {capacity / GIB:,.1f}, {(peak[i] - capacity) / GIB:,.1f} too many"
         for i in nearest
     ]
+    if least_offloaded_bytes is not None:
+        because.append(f"with training.layout.offload still {least_offloaded_bytes / GIB:,.1f} GiB")
     return [
         Diagnostic(
             code="PL001",
@@ -360,21 +373,3 @@ def _way_out(problem: Problem, found: Found, least: float) -> str:
     if problem.blueprint.training.precision.optimizer == "fp32":
         ways.append("training.precision.optimizer: bf16")
     return "What would make it fit: " + "; ".join(ways) + "."
-
-
-def describe(layout: Layout) -> str:
-    """A layout in one line."""
-    axes = (
-        ("PP", layout.pipeline_parallel),
-        ("VP", layout.virtual_stages),
-        ("DP replicas", layout.data_parallel_replicate),
-        ("FSDP", layout.data_parallel_shard),
-        ("CP", layout.context_parallel),
-        ("TP", layout.tensor_parallel),
-        ("EP", layout.expert_parallel),
-    )
-    words = [f"{name} {degree}" for name, degree in axes if degree > 1] or ["one device"]
-    return (
-        f"{' x '.join(words)}, micro-batch {layout.micro_batch} x {layout.micro_batches},"
-        f" recompute {layout.recompute}, ZeRO {layout.zero}"
-    )

@@ -19,7 +19,7 @@ from shipway.compiler.meshes import legal_meshes, meshes
 from shipway.compiler.space import Space, degrees, divisors
 from shipway.compiler.unique import first_rows
 from shipway.compiler.v_orders import least_micro_batches
-from shipway.schemas.layout import V_SHAPED, Layout, Recompute, Schedule, Zero
+from shipway.schemas.layout import ACTIVATION_OFFLOAD, V_SHAPED, Layout, Offload, Recompute, Schedule, Zero
 
 IntArray = npt.NDArray[np.int64]
 
@@ -72,7 +72,9 @@ class Candidates:
             np.isin(self.schedule, [SCHEDULES.index(name) for name in V_SHAPED]), self.schedule, 0
         )
 
-    def layout(self, index: int, stage_layers: tuple[tuple[int, int], ...] = ()) -> Layout:
+    def layout(
+        self, index: int, stage_layers: tuple[tuple[int, int], ...] = (), offload: Offload = "none"
+    ) -> Layout:
         """One layout as its schema has it."""
         return Layout(
             pipeline_parallel=int(self.pp[index]),
@@ -87,6 +89,7 @@ class Candidates:
             recompute=RECOMPUTE[self.recompute[index]],
             micro_batch=int(self.micro_batch[index]),
             micro_batches=int(self.micro_batches[index]),
+            offload=offload,
             stage_layers=stage_layers,
         )
 
@@ -277,5 +280,7 @@ def _policies(space: Space, piped: bool, *, widest: bool = False) -> list[tuple[
     pins, can = space.constraints, space.capability
     offered = can.zero_with_pipeline if piped else can.zero
     recompute = [pins.recompute] if pins.recompute is not None else list(can.recompute)
+    if space.offload in ACTIVATION_OFFLOAD:
+        recompute = [policy for policy in recompute if policy == "full"]
     levels = degrees(pins.zero, [max(offered)] if widest else offered, lambda level: level in offered)
     return [(zero, RECOMPUTE.index(policy)) for zero in levels for policy in recompute]

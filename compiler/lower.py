@@ -64,6 +64,9 @@ class Part:
     """Of these, states that are outputs of products, which selective recomputation keeps in any case."""
     width: int = 0
     """Width of those states."""
+    movable_states: int = 0
+    """Of `states`, those that nothing but the part's own backward reads again, so that they can wait in host
+    memory: not what stays a source of later layers."""
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every tensor by name, relative to the part."""
@@ -250,7 +253,9 @@ def _layer(
     )
     name = f"{attention} attention + {feed_forward}"
     if model.residual.kind != "full":
-        return Part(name, operators, states=1, width=width)
+        # A layer that opens a block leaves its input behind as a source.
+        opens = sources is not None and sources[0] != sources[1]
+        return Part(name, operators, states=1, width=width, movable_states=0 if opens else 1)
     # Every output stays a source; attention's is a product, the feed-forward's unless experts are summed.
     experts = model.feed_forward.experts if feed_forward == "experts" else None
     product = experts is None or (experts.latent_width is not None and not experts.shared)

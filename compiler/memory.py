@@ -25,6 +25,9 @@ BACKWARD_END = "backward ends"
 REDUCTION = "gradients are reduced after the last backward"
 OPTIMIZER = "optimizer step"
 
+STAGED_STATE = "slices of offloaded optimizer state"
+STAGED_ACTIVATIONS = "offloaded activations under way"
+
 WHOLE_GRADIENTS = "gradients, whole until the last micro-batch"
 
 ALLOCATOR_SLACK_BYTES = 64 * 2**20
@@ -63,6 +66,8 @@ class ChunkActivations:
     """Gradients of hidden states that it receives (0 for the last)."""
     hidden: Floats
     """[layouts]: one hidden state."""
+    staged: Floats
+    """[layouts]: what has not left for host memory yet, or has come back early."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def memory_terms(
     row_numel = by_rank(states.largest_row_numel, pp).max(axis=1)
     kept = {
         "master weights": shard * sizes.master,
-        "optimizer state": (2 * adamw + muon) * sizes.moment,
+        "optimizer state": (2 * adamw + muon) * sizes.moment_here,
         "routers' counters": by_rank(states.counters, pp).sum(axis=1),
     }
     if sizes.average:
@@ -117,6 +122,7 @@ def memory_terms(
     stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
     buffers = receive_buffers(activations.received, activations.returned, pp, micro_batches, capability)
     reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
+    matrices = by_rank(states.largest_matrix, pp).max(axis=1) * NEWTON_SCHULZ_COPIES * 2
     accumulates = (micro_batches > 1)[:, None]
 
     if pp == 1:
@@ -164,14 +170,32 @@ def memory_terms(
         OPTIMIZER: {
             **kept,
             "gradients, sharded": shard_gradients,
-            "optimizer temporaries": adamw * 4
-            + by_rank(states.largest_matrix, pp).max(axis=1) * NEWTON_SCHULZ_COPIES * 2,
+            "optimizer temporaries": adamw * 4 + matrices,
             "pipeline receive buffers": buffers,
         },
     }
+    if sizes.hosted:
+        each = capability.offload_slice_elements
+        moments[OPTIMIZER] |= {
+            STAGED_STATE: _staged(adamw, muon, sizes, each),
+            # An update's temporaries are no larger than a slice: what AdamW adds, and what it divides by.
+            "optimizer temporaries": np.minimum(adamw, 3 * each) * 4 + matrices,
+        }
+    if activations.staged.any():
+        moments[BACKWARD][STAGED_ACTIVATIONS] = np.broadcast_to(activations.staged[:, None], temporary.shape)
     uncertain = {name: np.zeros_like(shard) for name in moments}
     uncertain[BACKWARD] = held_activations + temporary + stream
     return MemoryTerms(moments, outside, uncertain)
+
+
+def _staged(adamw: Floats, muon: Floats, sizes: Bytes, slice_elements: int) -> Floats:
+    """Two slices of every kind of the optimizer that has most: they take turns."""
+
+    def slices(elements: Floats, width: int) -> Floats:
+        result: Floats = 2 * np.minimum(elements, slice_elements) * width
+        return result
+
+    return np.maximum(slices(adamw, 2 * sizes.moment), slices(muon, sizes.moment))
 
 
 def _gathered(

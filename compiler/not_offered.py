@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-_STATES = (
-    "weights and optimizer state stay on the devices: to hold less of them there take zero: 3, more"
-    " data_parallel_shard, training.precision.optimizer: bf16, or Muon, which keeps one moment"
-)
-_ACTIVATIONS = (
-    "activations are kept on the device or made again, never moved to the host: take recompute: full,"
-    " more context_parallel or tensor_parallel, or a smaller micro_batch"
-)
+_KEPT = "is training.layout.offload: {}"
 KEYS = {
-    "offload": f"{_STATES}; and {_ACTIVATIONS}",
-    "cpu_offload": f"{_STATES}; and {_ACTIVATIONS}",
-    "optimizer_offload": _STATES,
-    "parameter_offload": _STATES,
-    "activation_offload": _ACTIVATIONS,
+    "cpu_offload": _KEPT.format("optimizer, activations or both"),
+    "optimizer_offload": _KEPT.format("optimizer"),
+    "offload_optimizer": _KEPT.format("optimizer"),
+    "activation_offload": _KEPT.format("activations, with recompute: full"),
+    "offload_activations": _KEPT.format("activations, with recompute: full"),
+    "parameter_offload": (
+        "does not exist here, as every micro-batch gathers the weights: to hold less take zero: 3, more"
+        " data_parallel_shard, or training.layout.offload: optimizer, which keeps their state in host memory"
+    ),
 }
-"""Keys of a blueprint, by what would do in their place."""
+"""Keys that other tools have, and what stands in their place here."""
 VALUES = {
     "fp8": "training computes in bf16 or fp32; `plan --serving` tells what weights in fp8 would take",
     "fp16": "training computes in bf16, which needs no loss scaling, or fp32",
@@ -30,13 +27,11 @@ VALUES = {
 
 def instead_of_key(key: str) -> str:
     """What to do in place of a key that this version does not have; empty for an ordinary mistake."""
-    return _said(KEYS.get(key.lower().replace("-", "_"), ""))
+    found = KEYS.get(key.lower().replace("-", "_"), "")
+    return f"What other tools call so {found}." if found else ""
 
 
 def instead_of_value(value: Any) -> str:
     """The same for the value of a number format."""
-    return _said(VALUES.get(value.lower(), "")) if isinstance(value, str) else ""
-
-
-def _said(text: str) -> str:
-    return f"This version does not: {text}." if text else ""
+    found = VALUES.get(value.lower(), "") if isinstance(value, str) else ""
+    return f"This version does not: {found}." if found else ""

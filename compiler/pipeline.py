@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 
@@ -12,17 +12,19 @@ from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import parameter_table
 from shipway.compiler.infeasible import illegal, nothing_fits
 from shipway.compiler.lower import LoweredModel, lower
+from shipway.compiler.offload import offloading, variants
 from shipway.compiler.parameters import count
 from shipway.compiler.plan_warnings import plan_warnings
 from shipway.compiler.problem import Problem, problem
 from shipway.compiler.reshard import Resharding
-from shipway.compiler.search import Found, search
+from shipway.compiler.search import Found, merit, search
 from shipway.compiler.sequence import programme
 from shipway.compiler.spread import spread
 from shipway.compiler.workload import Workload, workload
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.calibration import Calibration
 from shipway.schemas.diagnostics import Diagnostic
+from shipway.schemas.layout import Offload
 from shipway.schemas.plan import Plan, StageChange, StagePlan, Totals, content_hash
 
 Dump = Callable[[str, object], None]
@@ -35,6 +37,17 @@ class Pass:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the search of one stage came to."""
+
+    offload: Offload
+    """What its layouts keep in host memory."""
+    found: Found | None
+    least_offloaded_bytes: float | None = None
+    """Where nothing fits: the least that a device would need with something in host memory, if tried."""
 
 
 PASSES = (
@@ -79,11 +92,12 @@ def make_plan(
         return wrong
     tell("enumerate", [p.space for p in problems])
     results: list[tuple[Problem, Found]] = []
-    for index, (p, found) in enumerate(zip(problems, spread(_found, problems), strict=True)):
+    for index, (p, of_stage) in enumerate(zip(problems, spread(_found, problems), strict=True)):
+        found = of_stage.found
         if found is None or found.best is None:
-            wrong += nothing_fits(p, found, index)
+            wrong += nothing_fits(p, found, index, of_stage.least_offloaded_bytes)
         else:
-            results.append((p, found))
+            results.append((offloading(p, of_stage.offload), found))
     if wrong:
         return wrong
     tell("search", results)
@@ -96,9 +110,23 @@ def make_plan(
     return _sealed(blueprint, tuple(origin), folder, figures, work, lowered, stages, together.changes)
 
 
-def _found(stage: Problem) -> Found | None:
-    found = search(stage)
-    return found and found.for_sequences()
+def _found(stage: Problem) -> Searched:
+    found = searched(stage)
+    return replace(found, found=found.found and found.found.for_sequences())
+
+
+def searched(stage: Problem) -> Searched:
+    """The best layouts of a stage, with something kept in host memory only where nothing fits without."""
+    without = search(stage)
+    if without is None or without.best is not None:
+        return Searched(stage.space.offload, without)
+    tried = [(variant, found) for variant in variants(stage) if (found := search(variant)) is not None]
+    fitting = [(variant, found) for variant, found in tried if found.best is not None]
+    if not fitting:
+        least = min((float(found.peak_bytes.min()) for _, found in tried), default=None)
+        return Searched(stage.space.offload, without, least)
+    variant, found = min(fitting, key=lambda pair: merit(*pair))
+    return Searched(variant.space.offload, found)
 
 
 def _sealed(

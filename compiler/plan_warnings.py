@@ -32,6 +32,7 @@ def _warnings(
         if stage.memory.verdict == "tight":
             yield f"stage {stage.name} is tight: its upper bound exceeds the device's memory"
         yield from _idle(stage, blueprint)
+        yield from _offloads(stage, blueprint)
     if blueprint.model.vision is not None:
         yield _pictures(blueprint)
     if blueprint.training.compile == "blocks":
@@ -79,6 +80,23 @@ def _idle(stage: StagePlan, blueprint: Blueprint) -> Iterator[str]:
             f" the whole cluster held for it costs {units.money(stage.cost * held / used)}"
         )
     yield text
+
+
+def _offloads(stage: StagePlan, blueprint: Blueprint) -> Iterator[str]:
+    """That something waits in host memory unasked, and where that gains nothing."""
+    offload = stage.layout.offload
+    if offload == "none":
+        return
+    if blueprint.cluster.device.kind == "cpu":
+        yield f"stage {stage.name} offloads to the memory that its device has anyway: it saves nothing"
+        return
+    entry = next(s for s in blueprint.training.stages if s.name == stage.name)
+    pins = entry.layout if entry.layout != "auto" else blueprint.training.layout
+    if pins == "auto" or pins.offload is None:
+        what = {"optimizer": "optimizer state", "activations": "activations"}.get(
+            offload, "optimizer state and activations"
+        )
+        yield f"stage {stage.name} keeps {what} in host memory, as nothing fits its devices without"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shipway.compiler.communication import Network
 from shipway.compiler.efficiency import default_calibration
-from shipway.compiler.evaluate_states import ParameterTable, parameter_table
+from shipway.compiler.evaluate_states import Bytes, ParameterTable, element_bytes, parameter_table
 from shipway.compiler.fabric import fabric
 from shipway.compiler.held import split_shapes
 from shipway.compiler.operators.base import Limit
@@ -42,6 +42,11 @@ class Problem:
         return self.blueprint.cluster.device.kind != "cpu"
 
     @property
+    def sizes(self) -> Bytes:
+        """Bytes of an element in each role, and where it is."""
+        return element_bytes(self.blueprint.training, self.space.offload)
+
+    @property
     def capacity_bytes(self) -> int:
         """Memory of one device."""
         return self.blueprint.cluster.device.memory
@@ -67,6 +72,7 @@ def problem(
     experts = model.feed_forward.experts
     fab = fabric(cluster)
     routed = experts.routed if experts and "experts" in model.feed_forward_kinds() else 0
+    pins = constraints(blueprint, stage)
     space = Space(
         devices=cluster.devices,
         devices_per_node=cluster.devices_per_node,
@@ -77,13 +83,14 @@ def problem(
         experts=routed,
         tied=model.tied_embeddings,
         limits=(*work.limits(), *([UNCUT] if blueprint.training.compile == "blocks" else [])),
-        constraints=constraints(blueprint, stage),
+        constraints=pins,
         any_size=blueprint.training.objective == "cost",
         delta_heads=model.attention.delta.heads if model.attention.delta else 0,
         predictions=model.multi_token_prediction.depth if model.multi_token_prediction else 0,
         images=blueprint.training.data.has_images(stage.mix),
         split=split_shapes(p for row in work.rows for p in row.parameters()),
         capability=CAPABILITY,
+        offload=pins.offload or "none",
     )
     tensors = parameters or parameter_table(work, blueprint.training)
     return Problem(blueprint, stage, work, rates, Network(fab, figures.efficiency), space, tensors)

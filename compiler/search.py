@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shipway.compiler import bounds
 from shipway.compiler.evaluate import Evaluation, evaluate
 from shipway.compiler.evaluate_cores import least_bytes, least_seconds
+from shipway.compiler.host_memory import host_capacity
 from shipway.compiler.layouts import (
     Candidates,
     Keep,
@@ -58,6 +59,8 @@ class Found:
     step_seconds: Floats
     peak_bytes: Floats
     upper_bytes: Floats
+    node_bytes: Floats
+    """Host memory of the fullest node, where something is offloaded."""
     legal: int
     """Legal layouts in all."""
     best: int | None
@@ -142,7 +145,7 @@ def _best_first(
         queue = _Queue(problem, cores, shared, batch[promise[batch] < best * MARGIN], need)
         while len(some := queue.next(best * MARGIN)):
             candidates, result, split = _expand(problem, cores.take(some), shared.take(some))
-            fits = verdict_rank(result.peak_bytes, result.upper_bytes, problem.capacity_bytes) == 0
+            fits = ranks(problem, result.peak_bytes, result.upper_bytes, result.node_bytes) == 0
             reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
             best = min(best, float(reached[fits].min(initial=np.inf)))
             seen.append((candidates, result, split))
@@ -203,7 +206,8 @@ def _found(problem: Problem, legal: int, seen: list[Seen]) -> Found:
     step = np.concatenate([result.step_seconds for _, result, _ in seen])
     peak = np.concatenate([result.peak_bytes for _, result, _ in seen])
     upper = np.concatenate([result.upper_bytes for _, result, _ in seen])
-    rank = verdict_rank(peak, upper, problem.capacity_bytes)
+    node = np.concatenate([result.node_bytes for _, result, _ in seen])
+    rank = ranks(problem, peak, upper, node)
     value = _objective(problem, candidates, step, peak)
     # Of equals prefer less memory, then the simpler layout: the same plan every time.
     ranking = np.lexsort((*sort_keys(candidates), peak, value, rank))
@@ -214,10 +218,27 @@ def _found(problem: Problem, legal: int, seen: list[Seen]) -> Found:
         step_seconds=step,
         peak_bytes=peak,
         upper_bytes=upper,
+        node_bytes=node,
         legal=legal,
         best=int(fitting[0]) if len(fitting) else None,
         order=fitting,
     )
+
+
+def merit(problem: Problem, found: Found) -> tuple[int, float]:
+    """What the best layout of searches is told by, least first: its verdict, then the objective."""
+    best = found.best
+    assert best is not None
+    one = found.candidates.take(np.array([best]))
+    value = _objective(problem, one, found.step_seconds[[best]], found.peak_bytes[[best]])
+    rank = ranks(problem, found.peak_bytes[[best]], found.upper_bytes[[best]], found.node_bytes[[best]])
+    return int(rank[0]), float(value[0])
+
+
+def ranks(problem: Problem, peak: Floats, upper: Floats, node: Floats) -> npt.NDArray[np.int64]:
+    """The device's verdict as a number, and 2 where host memory is too small."""
+    rank = verdict_rank(peak, upper, problem.capacity_bytes)
+    return np.where(node > host_capacity(problem), 2, rank)
 
 
 def verdict_rank(peak: Floats, upper: Floats, capacity: int) -> npt.NDArray[np.int64]:

@@ -9,7 +9,7 @@ from functools import cache
 from shipway.compiler.held import UNSPLIT, Split
 from shipway.compiler.operators.base import Limit, Number
 from shipway.schemas.capability import CAPABILITY, Capability
-from shipway.schemas.layout import LayoutConstraints
+from shipway.schemas.layout import LayoutConstraints, Offload
 
 CONTEXT_MULTIPLE = 64
 """A context-parallel slice is a whole number of delta-rule chunks of this many tokens."""
@@ -44,6 +44,8 @@ class Space:
     predictions: int = 0
     """Multi-token prediction layers, which no pipeline or slice of a row can hold."""
     capability: Capability = CAPABILITY
+    offload: Offload = "none"
+    """What all layouts keep in host memory."""
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from shipway.compiler.chunked import Chunked, groups_of, handed_over
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ChunkStates, by_rank
+from shipway.compiler.optimizer_copies import copy_seconds
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule import pipeline_seconds
 from shipway.compiler.v_timing import v_least_seconds, v_seconds
@@ -24,6 +25,11 @@ OPTIMIZER_TIME = "optimizer"
 
 CHECKPOINTS = "checkpoints, spread over steps"
 
+COPIES = "optimizer state from and to the host"
+
+TIMES = (EXPOSED, OPTIMIZER_TIME, COPIES, CHECKPOINTS)
+"""Parts of a step beside its passes."""
+
 MOMENTUM_BYTES = 4
 """Momentum and updates travel in fp32."""
 
@@ -32,12 +38,15 @@ def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[s
     """Seconds on the critical path of one optimizer step; `passes` are forward and backward."""
     cores, core = chunked.cores
     forward, backward = cores.cells("forward"), cores.cells("backward")
-    return {
+    parts = {
         PASSES: pass_seconds(problem, cores, forward, backward)[core],
         EXPOSED: exposed_sharding(problem, chunked, backward[core]),
         OPTIMIZER_TIME: optimizer_seconds(problem, chunked, states),
         CHECKPOINTS: checkpoint_seconds(problem, chunked, states),
     }
+    if chunked.shared.sizes.hosted:
+        parts[COPIES] = copy_seconds(problem, chunked, states, *update_seconds(problem, chunked, states))
+    return parts
 
 
 def pass_seconds(problem: Problem, chunked: Chunked, forward: Floats, backward: Floats) -> Floats:
@@ -136,12 +145,11 @@ def replicate_seconds(problem: Problem, chunked: Chunked) -> Floats:
     return seconds
 
 
-def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
-    """Clip, update and orthogonalise on the busiest rank.
+def update_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> tuple[Floats, Floats]:
+    """Elementwise work and orthogonalisation of each rank, [layouts, ranks].
 
-    AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two, and
-    moves the shards of matrices that ranks cut to their owners and back, in fp32. A moving average reads
-    itself and the weights, and writes itself. Routers' counters are summed at the end.
+    AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two. A
+    moving average reads itself and the weights, and writes itself.
     """
     sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
     adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
@@ -151,7 +159,17 @@ def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -
         moved = moved + (adamw + muon) * (sizes.master + 2 * sizes.average)
     norm = (adamw + muon) * 2 * sizes.master
     seconds = m.memory_seconds(moved * m.efficiency.eager_elementwise + norm)
-    seconds = seconds + work / (m.peak_flops * m.efficiency.orthogonalisation)
+    return seconds, work / (m.peak_flops * m.efficiency.orthogonalisation)
+
+
+def optimizer_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
+    """Clip, update and orthogonalise on the busiest rank.
+
+    Muon moves the shards of matrices that ranks cut to their owners and back, in fp32. Routers' counters are
+    summed at the end.
+    """
+    elementwise, products = update_seconds(problem, chunked, states)
+    seconds, pp = elementwise + products, chunked.pp
     moved = by_rank(chunked.states("exchanged_numel"), pp).sum(axis=1).max(axis=1) * MOMENTUM_BYTES
     exchange = problem.network.collective_seconds("all_to_all", moved, *groups_of(chunked.own)["dp_shard"])
     result: Floats = seconds.max(axis=1) + 2 * exchange + counter_seconds(problem, chunked)

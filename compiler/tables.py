@@ -15,16 +15,18 @@ import numpy.typing as npt
 from shipway.compiler.cut import RESOLUTION, cuts
 from shipway.compiler.delta_context import exchanges_heads
 from shipway.compiler.evaluate_parts import Cells, PartCosts, load_imbalance, part_costs
-from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, element_bytes, state_costs
+from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, state_costs
 from shipway.compiler.layouts import Candidates
+from shipway.compiler.offload import with_activations
 from shipway.compiler.problem import Problem
 from shipway.compiler.unique import unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
+from shipway.schemas.layout import ACTIVATION_OFFLOAD
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-CELL_SUMS = ("forward", "backward", "saved", "weight", "waiting")
+CELL_SUMS = ("forward", "backward", "saved", "weight", "waiting", "moved")
 """Running sums that do not depend on the sharding."""
 
 
@@ -90,7 +92,7 @@ class Tables:
 
     def _per_row(self, name: str, policy: int) -> Floats:
         match name:
-            case "forward" | "weight" | "waiting":
+            case "forward" | "weight" | "waiting" | "moved":
                 result: Floats = getattr(self.parts, name)
             case "backward" | "saved":
                 result = getattr(self.parts, name)[policy]
@@ -115,14 +117,17 @@ def tables(problem: Problem, candidates: Candidates) -> Tables:
     cells = cells_of(problem, cell_rows)
     shardings, sharding_of = shardings_of(c)
     training = problem.blueprint.training
+    parts = part_costs(problem.work, cells, problem.machine, problem.network, problem.fused)
+    if problem.space.offload in ACTIVATION_OFFLOAD:
+        parts = with_activations(parts, problem.work, problem.machine.host_bandwidth)
     return Tables(
         cells=cells,
         cell_of=cell_of,
-        parts=part_costs(problem.work, cells, problem.machine, problem.network, problem.fused),
+        parts=parts,
         shardings=shardings,
         sharding_of=sharding_of,
         states=state_costs(problem.parameters, shardings, problem.network, training),
-        sizes=element_bytes(training),
+        sizes=problem.sizes,
         work=problem.work,
     )
 

@@ -16,16 +16,10 @@ from shipway.compiler.evaluate_parts import AXES
 from shipway.compiler.layouts import from_layout
 from shipway.compiler.ledger import Chosen
 from shipway.compiler.lower import lower
+from shipway.compiler.offload import offloading
 from shipway.compiler.problem import Problem, problem
 from shipway.compiler.schedule import Slot, simulate
-from shipway.compiler.step_time import (
-    CHECKPOINTS,
-    EXPOSED,
-    OPTIMIZER_TIME,
-    PASSES,
-    deferred_seconds,
-    send_seconds,
-)
+from shipway.compiler.step_time import PASSES, TIMES, deferred_seconds, send_seconds
 from shipway.compiler.workload import workload
 from shipway.schemas.calibration import Calibration
 from shipway.schemas.plan import Plan, StagePlan
@@ -67,6 +61,7 @@ def timelines(plan: Plan, calibration: Calibration | None = None) -> tuple[Timel
 def timeline_of(stage_problem: Problem, planned: StagePlan) -> Timeline:
     """The timeline of one planned stage."""
     layout = planned.layout
+    stage_problem = offloading(stage_problem, layout.offload)
     chosen = choose(stage_problem, from_layout(layout))
     group, chunked = chosen.group, chosen.group.chunked
     forward, backward = chunked.cells("forward"), chunked.cells("backward")
@@ -91,7 +86,7 @@ def timeline_of(stage_problem: Problem, planned: StagePlan) -> Timeline:
         Slot(slot.rank, slot.action, slot.start_seconds * stretch, slot.end_seconds * stretch)
         for slot in simulated
     )
-    after = tuple((name, float(group.time[name][0])) for name in (EXPOSED, OPTIMIZER_TIME, CHECKPOINTS))
+    after = tuple((name, float(group.time[name][0])) for name in TIMES if name in group.time)
     return Timeline(
         slots=slots,
         stretch=stretch,

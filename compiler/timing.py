@@ -36,6 +36,8 @@ class Machine:
     memory_bandwidth: float
     element_bytes: int
     efficiency: Efficiency
+    host_bandwidth: float
+    """Bytes a second between host and device, each direction."""
 
     def gemm_seconds(
         self, rows: Number, inner: Number, columns: Number, groups: Number, grouped: bool
@@ -62,6 +64,7 @@ def machine(device: Device, calibration: Calibration, compute: str) -> Machine:
         memory_bandwidth=device.memory_bandwidth,
         element_bytes=2 if compute == "bf16" else 4,
         efficiency=calibration.efficiency,
+        host_bandwidth=device.host_bandwidth * calibration.efficiency.host_copy,
     )
 
 

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from shipway.compiler.assemble import choose, stage_memory, stage_plan
+from shipway.compiler.describe import describe
 from shipway.compiler.efficiency import default_calibration
-from shipway.compiler.infeasible import GIB, describe, illegal, nothing_fits
+from shipway.compiler.infeasible import GIB, illegal, nothing_fits
 from shipway.compiler.lower import lower
 from shipway.compiler.problem import Problem, problem
 from shipway.compiler.search import Found, search
@@ -129,7 +130,7 @@ def _unfit(own: Problem, found: Found, index: int, chosen: StagePlan) -> Answer:
         chosen.name,
         "does not fit",
         tuple(nothing_fits(own, found, index)),
-        found.candidates.layout(nearest),
+        found.candidates.layout(nearest, offload=own.space.offload),
         memory=_memory(stage_memory(other), chosen.memory),
         capacity_bytes=own.capacity_bytes,
     )

@@ -38,6 +38,11 @@ class Row:
         """Every tensor."""
         return tuple(parameter for part in self.parts for parameter in part.parameters())
 
+    @property
+    def movable_states(self) -> int:
+        """Hidden states kept under full recomputation that can wait in host memory."""
+        return sum(part.movable_states for part in self.parts)
+
     def buffer_bytes(self) -> int:
         """Device memory that is neither a parameter nor in a checkpoint: routers' counters."""
         return sum(part.buffer_bytes() for part in self.parts)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shipway.runtime.shards import like, local_tensor
+from shipway.runtime.optimizer_state import OptimizerState, StatePiece, make_state
+from shipway.runtime.shards import local_tensor
 
 
 @dataclass(frozen=True)
@@ -36,29 +37,36 @@ class AdamW:
 
     parameters: Sequence[AdamWParameter]
     options: AdamWOptions
+    host: torch.device | None = None
+    """Device whose host's memory keeps the moments; None: the parameters' own."""
     first: dict[str, Tensor] = field(init=False)
     second: dict[str, Tensor] = field(init=False)
+    _state: OptimizerState = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        dtype = self.options.moment_dtype
-        self.first = {p.name: like(p.parameter, dtype) for p in self.parameters}
-        self.second = {p.name: like(p.parameter, dtype) for p in self.parameters}
+        dtype, names = self.options.moment_dtype, [p.name for p in self.parameters]
+        self._state = make_state([p.parameter for p in self.parameters], (dtype, dtype), self.host)
+        self.first, self.second = (dict(zip(names, kind, strict=True)) for kind in self._state.kinds)
 
     @torch.no_grad()
     def step(self, learning_rate: float, step: int) -> None:
         """Update every parameter from its gradient; `step` counts from 1."""
-        for item in self.parameters:
-            parameter = local_tensor(item.parameter)
+        for piece in self._state.walk():
+            item = self.parameters[piece.index]
+            parameter = piece.of(local_tensor(item.parameter))
             if parameter.numel():
-                self._update(item, parameter, learning_rate, step)
+                self._update(item, piece, parameter, learning_rate, step)
 
-    def _update(self, item: AdamWParameter, parameter: Tensor, learning_rate: float, step: int) -> None:
+    def _update(
+        self, item: AdamWParameter, piece: StatePiece, parameter: Tensor, learning_rate: float, step: int
+    ) -> None:
         beta1, beta2 = self.options.betas
-        first, second = local_tensor(self.first[item.name]), local_tensor(self.second[item.name])
-        gradient = item.parameter.grad
-        if gradient is None:
+        first, second = piece.state
+        if item.parameter.grad is None:
             gradient = torch.zeros_like(parameter)
-        gradient = local_tensor(gradient).to(first.dtype)
+        else:
+            gradient = piece.of(local_tensor(item.parameter.grad))
+        gradient = gradient.to(first.dtype)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         if item.decay:

@@ -29,7 +29,8 @@ class Measured:
 def measure(trainer: Trainer, allocated_bytes: int) -> Measured:
     """Split the measured peak of this rank into what holds it; a moving average counts as optimizer state."""
     parameters = _bytes(trainer.model.named_parameters().values())
-    states = _bytes(trainer.optimizer.state_tensors().values())
+    in_host_memory = trainer.model.mesh.layout.offloads_optimizer
+    states = 0 if in_host_memory else _bytes(trainer.optimizer.state_tensors().values())
     states += _bytes(trainer.average.values.values()) if trainer.average else 0
     return Measured(parameters, states, max(0, allocated_bytes - parameters - states))
 

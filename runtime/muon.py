@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,8 @@ from shipway.runtime.muon_exchange import (
     share_with_copies,
 )
 from shipway.runtime.newton_schulz import orthogonalise
-from shipway.runtime.shards import Block, block_of, like, local_tensor, sharded_axes
+from shipway.runtime.optimizer_state import OptimizerState, StatePiece, make_state
+from shipway.runtime.shards import Block, block_of, local_tensor, sharded_axes
 
 ROUND_BYTES = 512 * 2**20
 """Whole matrices in flight in one exchange over a group, so that scratch stays bounded."""
@@ -120,27 +122,35 @@ class Muon:
 
     parameters: Sequence[MuonParameter]
     options: MuonOptions
+    host: torch.device | None = None
+    """Device whose host's memory keeps the momentum; None: the parameters' own."""
     momentum: dict[str, Tensor] = field(init=False)
+    _state: OptimizerState = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.momentum = {p.name: like(p.parameter, self.options.momentum_dtype) for p in self.parameters}
         self._alike: dict[Kind, list[MuonParameter]] = defaultdict(list)
         for item in self.parameters:
             cut_by = item.cut_by
             mesh = item.parameter.device_mesh if cut_by else None  # type: ignore[attr-defined]
             self._alike[mesh, cut_by, item.copies].append(item)
+        ordered = [item for items in self._alike.values() for item in items]
+        self._state = make_state([p.parameter for p in ordered], (self.options.momentum_dtype,), self.host)
+        self.momentum = dict(zip([p.name for p in ordered], self._state.kinds[0], strict=True))
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update every parameter from its gradient; all ranks that share parameters must call it together."""
+        walk = self._state.walk()
+        pieces = (list_of for _, list_of in groupby(walk, key=lambda piece: piece.index))
         for (_, cut_by, copies), items in self._alike.items():
             cutters = dist.get_world_size(group_over(items[0].parameter, cut_by)) if cut_by else 1  # type: ignore[arg-type]
             for some in rounds(items, cutters * math.prod(map(dist.get_world_size, copies))):
-                directions = [self._direction(item) for item in some]
+                directions = [self._direction(item, next(pieces)) for item in some]
                 updates = self._shared(some, directions, cut_by, copies)
                 for item, update in zip(some, updates, strict=True):
                     if update.numel():
                         self._apply(item, update, learning_rate)
+        assert next(walk, None) is None
 
     def _shared(
         self,
@@ -165,16 +175,19 @@ class Muon:
         pairs = zip(items, directions, strict=True)
         return [self._orthogonal(item.units(d)).reshape(d.shape) if d.numel() else d for item, d in pairs]
 
-    def _direction(self, item: MuonParameter) -> Tensor:
+    def _direction(self, item: MuonParameter, pieces: Iterator[StatePiece]) -> Tensor:
         """This rank's block of the Nesterov momentum, fp32; updates the momentum."""
-        momentum = local_tensor(self.momentum[item.name])
-        gradient = item.parameter.grad
-        if gradient is None:
+        direction = torch.empty_like(local_tensor(item.parameter), dtype=torch.float32)
+        for piece in pieces:
+            (momentum,), part = piece.state, piece.of(direction)
             momentum.mul_(self.options.momentum)
-            return momentum.float() * self.options.momentum
-        gradient = local_tensor(gradient)
-        momentum.mul_(self.options.momentum).add_(gradient)
-        return torch.add(gradient.float(), momentum.float(), alpha=self.options.momentum)
+            if item.parameter.grad is None:
+                torch.mul(momentum.float(), self.options.momentum, out=part)
+            else:
+                gradient = piece.of(local_tensor(item.parameter.grad))
+                momentum.add_(gradient)
+                torch.add(gradient.float(), momentum.float(), alpha=self.options.momentum, out=part)
+        return direction
 
     def _orthogonal(self, units: Tensor) -> Tensor:
         return orthogonalise(units, self.options.steps, self.options.product_dtype)

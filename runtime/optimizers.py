@@ -66,7 +66,7 @@ def build_optimizer(
     """Sort parameters by the generated model's groups; with `adamw` in the blueprint all go to AdamW.
 
     With `mesh`, ranks that tensor parallel leaves with the same parameters share Muon's work on them, as
-    replicas always do.
+    replicas always do, and its layout says whether state is kept in host memory.
     """
     moments = DTYPES[precision.optimizer]
     muon_parameters: list[MuonParameter] = []
@@ -79,9 +79,11 @@ def build_optimizer(
             muon_parameters.append(MuonParameter(name, parameter, heads, copies))
         else:
             adamw_parameters.append(AdamWParameter(name, parameter, decay=kind == "muon" or bool(value)))
+    host = device if mesh is not None and mesh.layout.offloads_optimizer else None
+    adamw_options = AdamWOptions(options.betas, options.eps, options.weight_decay, moments)
     return Optimizer(
-        AdamW(adamw_parameters, AdamWOptions(options.betas, options.eps, options.weight_decay, moments)),
-        Muon(muon_parameters, _muon_options(options, precision, device)),
+        AdamW(adamw_parameters, adamw_options, host),
+        Muon(muon_parameters, _muon_options(options, precision, device), host),
     )
 
 

@@ -71,6 +71,8 @@ class Efficiency(Schema):
     """Reserved over allocated memory in steady state, with expandable segments."""
     fragmentation_upper: PositiveFloat
     """The same for the upper bound."""
+    host_copy: PositiveFloat = 0.85
+    """Share of the host link that copies from and to pinned memory reach, each way, both at once."""
     activation_error: NonNegativeFloat = 0.03
     """Relative error of kept activations and scratch, for the upper bound."""
     load_percentile: float = Field(default=0.99, gt=0.5, lt=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from shipway.schemas.base import Schema
-from shipway.schemas.layout import Recompute, Schedule, Zero
+from shipway.schemas.layout import Offload, Recompute, Schedule, Zero
 
 MeshAxis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"]
 
@@ -41,8 +41,11 @@ class Capability(Schema):
     flight."""
     virtual_stages: int
     """Largest number of model chunks on one pipeline rank."""
-    activation_offload: bool = False
-    optimizer_offload: bool = False
+    offload: tuple[Offload, ...]
+    """What can be kept in host memory; activations only with recomputation of whole layers."""
+    offload_slice_elements: int
+    """Elements of each kind of optimizer state that are on the device at a time, twice over: one slice is
+    updated while the next arrives and the last leaves."""
 
     def support(self, axis: str) -> AxisSupport | None:
         """The statement on one axis, or None when the runtime can't run it."""
@@ -69,4 +72,6 @@ CAPABILITY = Capability(
     active_stages_gathered=3,
     receive_buffers="per_micro_batch",
     virtual_stages=8,
+    offload=("none", "optimizer"),
+    offload_slice_elements=16 * 2**20,
 )

@@ -16,12 +16,18 @@ Schedule = Literal["none", "1f1b", "interleaved_1f1b", "zbv", "dualpipev"]
 Recompute = Literal["none", "selective", "full"]
 Zero = Literal[1, 2, 3]
 """What FSDP shards beside optimizer state and master weights: 1 nothing, 2 gradients, 3 parameters too."""
+Offload = Literal["none", "optimizer", "activations", "both"]
+"""What is kept in host memory: optimizer state (the moments), which one update a step reads; what layers keep
+for backward when it recomputes them; or both."""
 DeltaContext = Literal["state", "heads"]
 """What context parallel does about delta attention: pass the recurrent state from slice to slice, or exchange
 slices of all heads for whole rows of some."""
 
 V_SHAPED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Schedules of two chunks a rank, down the ranks and back up: rank 0 has embedding and head."""
+
+OPTIMIZER_OFFLOAD: tuple[Offload, ...] = ("optimizer", "both")
+ACTIVATION_OFFLOAD: tuple[Offload, ...] = ("activations", "both")
 
 
 class LayoutConstraints(Schema):
@@ -52,6 +58,9 @@ class LayoutConstraints(Schema):
     """Sequences in one micro-batch of one data-parallel rank."""
     delta_context: DeltaContext | None = None
     """How context parallel crosses delta attention: passing states, or exchanging heads."""
+    offload: Offload | None = None
+    """What is kept in host memory instead of the device's. Left out, that is tried only where nothing fits
+    without it, as every byte takes time on the way."""
 
 
 class Layout(Schema):
@@ -73,8 +82,20 @@ class Layout(Schema):
     """Micro-batches each data-parallel rank runs per optimizer step."""
     delta_context: DeltaContext = "state"
     """How context parallel crosses delta attention: passing states, or exchanging heads."""
+    offload: Offload = "none"
+    """What is kept in host memory instead of the device's."""
     stage_layers: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
     """First (inclusive) and last (exclusive) layer of each model chunk, in model order."""
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether optimizer state is kept in host memory."""
+        return self.offload in OPTIMIZER_OFFLOAD
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what layers keep for backward is kept in host memory."""
+        return self.offload in ACTIVATION_OFFLOAD
 
     @property
     def data_parallel(self) -> int:

@@ -85,6 +85,16 @@ class MemoryBudget(Schema):
     verdict: Verdict
 
 
+class HostMemory(Schema):
+    """Memory of the fullest node's host, where a layout keeps things there."""
+
+    items: tuple[MemoryItem, ...]
+    """Largest first; they add up to `node_bytes`."""
+    node_bytes: int
+    capacity_bytes: int
+    """What ranks can have of the node's memory."""
+
+
 class StageMemory(Schema):
     """Memory of a training stage: the worst rank's budget first, then all kinds of rank."""
 
@@ -96,6 +106,8 @@ class StageMemory(Schema):
     """Verdict of the worst rank."""
     ranks: tuple[MemoryBudget, ...]
     """One per kind of rank, in pipeline order."""
+    host: HostMemory | None = None
+    """None where the layout offloads nothing."""
 
 
 class Collective(Schema):

@@ -12,6 +12,12 @@ RECOMPUTE = {
     "full": "backward recomputes whole layers",
 }
 
+OFFLOAD = {
+    "optimizer": "Optimizer state waits in host memory and passes over the device in slices, once a step.",
+    "activations": "What layers keep for backward waits in host memory.",
+    "both": "Optimizer state, and what layers keep for backward, wait in host memory.",
+}
+
 GATHERED = {
     1: "kept all step, as whole gradients are",
     2: "kept gathered until backward is done",
@@ -71,6 +77,15 @@ def sentences(stage: StagePlan) -> list[str]:
         f" {_several(layout.data_parallel, 'data-parallel rank', 'data-parallel ranks')};"
         f" {RECOMPUTE[layout.recompute]}."
     )
+    if layout.offload != "none":
+        lines.append(OFFLOAD[layout.offload])
+    host = stage.memory.host
+    if host is not None:
+        items = ", ".join(f"{item.name} {units.gibibytes(item.bytes)}" for item in host.items)
+        lines.append(
+            f"The fullest node needs {units.gibibytes(host.node_bytes)} of host memory, ranks can have"
+            f" {units.gibibytes(host.capacity_bytes)}: {items}."
+        )
     return lines
 
 

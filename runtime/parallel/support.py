@@ -12,6 +12,7 @@ from shipway.schemas.model import Model
 
 def check_layout(layout: Layout) -> None:
     """Raise Fatal naming what of the layout this runtime cannot run, and the way out."""
+    _check_offload(layout)
     if layout.pipeline_parallel == 1:
         return
     asked = "the runtime cannot run pipeline parallel with"
@@ -22,6 +23,20 @@ def check_layout(layout: Layout) -> None:
         )
     if layout.zero not in CAPABILITY.zero_with_pipeline:
         raise Fatal(f"{asked} zero {layout.zero}; plan with training.layout {{zero: 1}}")
+
+
+def _check_offload(layout: Layout) -> None:
+    if layout.offload not in CAPABILITY.offload:
+        legal = ", ".join(CAPABILITY.offload)
+        raise Fatal(
+            f"the runtime does not offload {layout.offload};"
+            f" plan with training.layout {{offload: one of {legal}}}"
+        )
+    if layout.offloads_activations and layout.recompute != "full":
+        raise Fatal(
+            "activations go to the host only where whole layers are recomputed:"
+            " plan with training.layout {offload: activations, recompute: full}"
+        )
 
 
 def check_model(layout: Layout, model: Model, context_tokens: int, has_images: bool = False) -> None:

@@ -76,4 +76,5 @@ def describe(layout: Layout) -> str:
     words += [f"zero {layout.zero}"] if layout.data_parallel_shard > 1 else []
     words += ["heads"] if layout.delta_context == "heads" else []
     words += [layout.recompute] if layout.recompute != "none" else []
+    words += [f"offload {layout.offload}"] if layout.offload != "none" else []
     return ", ".join(words) or "one device"

@@ -161,8 +161,15 @@ PIPELINED: Mapping[str, Layout] = {
     ),
 }
 
+OFFLOADED: Mapping[str, Layout] = {
+    "optimizer offloaded": layout(offload="optimizer"),
+    "fsdp 2, optimizer offloaded": layout("fsdp 2", offload="optimizer"),
+    "rep 2, fsdp 2, ep 2, optimizer offloaded": layout("rep 2, fsdp 2, ep 2", offload="optimizer"),
+    "pp 2, tp 2, optimizer offloaded": layout("pp 2, tp 2", **PIPELINE, offload="optimizer"),
+}
+
 ROWS: Mapping[str, Row] = {
-    **_rows(SHARDED | EXPERTS | TENSOR | CONTEXT | PIPELINED),
+    **_rows(SHARDED | EXPERTS | TENSOR | CONTEXT | PIPELINED | OFFLOADED),
     **_rows(
         {"cp 4, fragments": layout("cp 4"), "cp 2, tp 2, fragments": layout("cp 2, tp 2")}, batch="fragments"
     ),

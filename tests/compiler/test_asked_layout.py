@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipway.compiler.asked_layout import NAMES, read_layout
-from shipway.compiler.infeasible import describe
+from shipway.compiler.describe import describe
 from shipway.compiler.render.words import short
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.layout import Layout, LayoutConstraints

@@ -21,9 +21,9 @@ def refusal(override: str) -> Diagnostic:
 @pytest.mark.parametrize(
     ("override", "way_out"),
     [
-        ("+training.layout.offload=optimizer", "optimizer: bf16"),
-        ("+training.layout.cpu-offload=true", "recompute: full"),
+        ("+training.layout.cpu-offload=true", "training.layout.offload: optimizer"),
         ("+training.layout.activation_offload=true", "recompute: full"),
+        ("+training.layout.parameter_offload=true", "zero: 3"),
         ("training.precision.compute=fp8", "--serving"),
         ("training.precision.compute=fp16", "bf16"),
     ],

@@ -35,11 +35,12 @@ def test_every_axis_that_is_called_proven_is_in_the_table() -> None:
             assert max(degrees) > 1, axis.name
 
 
-@pytest.mark.parametrize("field", ["schedule", "recompute", "zero"])
+@pytest.mark.parametrize("field", ["schedule", "recompute", "zero", "offload"])
 def test_whatever_the_planner_offers_is_in_the_table(field: str) -> None:
     offered = {
         "schedule": CAPABILITY.schedules,
         "recompute": CAPABILITY.recompute,
+        "offload": CAPABILITY.offload,
         "zero": CAPABILITY.zero + CAPABILITY.zero_with_pipeline,
     }
     assert {getattr(row.layout, field) for row in ROWS.values()} >= set(offered[field])

@@ -160,7 +160,7 @@ def test_nothing_fits_says_by_how_much_and_what_would() -> None:
 
 
 def test_every_stage_that_does_not_fit_is_named() -> None:
-    found = refused(cluster(8, memory_gib=20))
+    found = refused(cluster(8, memory_gib=8))
     assert len(found) == len(blueprint("llama31_8b").training.stages)
     assert {d.field for d in found} == {"training.stages.0", "training.stages.1"}
 
