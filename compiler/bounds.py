@@ -198,7 +198,7 @@ def _least_saved(problem: Problem, candidates: Candidates) -> tuple[Floats, Ints
     """Kept bytes of each row in each cell under the thriftiest policy, and each layout's cell."""
     c = candidates
     rows, which = unique_rows(c.micro_batch, c.cp, c.tp, c.ep)
-    shard = cells_of(problem, rows).shard(problem.machine.element_bytes, problem.fused)
+    shard = cells_of(problem, rows).shard(problem.machine, problem.fused)
     pinned = problem.space.constraints.recompute
     thriftiest = pinned or problem.space.capability.recompute[-1]
     moves = problem.space.offload in ACTIVATION_OFFLOAD

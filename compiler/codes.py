@@ -250,6 +250,13 @@ _CODES = (
         "Target and cluster disagree",
         "The way jobs are started does not fit the cluster's size.",
     ),
+    Code(
+        "BP406",
+        "fp8 is not possible here",
+        "Products in fp8 need a CUDA device that has them, contexts of whole groups of 16 tokens, and "
+        "projections wide enough that rounding their operands takes less time than the faster product saves.",
+        "cluster: {device: h200}\ntraining:\n  precision: {compute: fp8}",
+    ),
     # Plans
     Code(
         "PL001",

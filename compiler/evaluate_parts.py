@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shipway.compiler.communication import Network
 from shipway.compiler.fabric import Path, path
 from shipway.compiler.layouts import RECOMPUTE
+from shipway.compiler.operators import fp8
 from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Transfer, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.workload import Workload
@@ -50,7 +51,7 @@ class Cells:
         """One cell alone."""
         return Cells(*(getattr(self, name)[cell : cell + 1] for name in self.__dataclass_fields__))
 
-    def shard(self, element_bytes: int, fused: bool) -> Shard:
+    def shard(self, machine: Machine, fused: bool) -> Shard:
         """The cells as the catalogue takes them."""
         imbalance: Number = self.imbalance
         return Shard(
@@ -61,8 +62,10 @@ class Cells:
             expert=self.ep.astype(float),
             imbalance=imbalance,
             delta_heads=self.delta_heads,
-            element_bytes=element_bytes,
+            element_bytes=machine.element_bytes,
             implementation="fused" if fused else "plain",
+            fp8_smallest=machine.fp8.smallest if machine.fp8 else None,
+            casts_fused=machine.fp8 is not None and machine.fp8.casts_fused,
         )
 
 
@@ -132,7 +135,7 @@ def load_imbalance(experts: Experts | None, local_tokens: Floats, ep: Ints, perc
 
 def part_costs(work: Workload, cells: Cells, machine: Machine, network: Network, fused: bool) -> PartCosts:
     """Costs of every row in every cell."""
-    shard = cells.shard(machine.element_bytes, fused)
+    shard = cells.shard(machine, fused)
     places = axis_paths(cells, network)
     index: dict[Operator, int] = {}
     occurs: list[dict[int, int]] = []
@@ -204,7 +207,7 @@ def _fill(
     places: dict[str, Path],
 ) -> None:
     """Put one operator's costs at its position."""
-    kernels = operator.kernels(shard)
+    kernels = fp8.kernels_of(operator, shard)
     times = {}
     for kernel in kernels:
         time = times[kernel.name] = kernel_time(kernel, machine)
@@ -218,11 +221,11 @@ def _fill(
     each.model_flops[position] += work.forward + work.backward
     for policy, name in enumerate(RECOMPUTE):
         each.saved[policy, position] += sum((t.bytes for t in operator.saved(shard, name)), 0.0)
-        for kernel in operator.recomputed(shard, name):
+        for kernel in fp8.recomputed(operator, shard, name):
             time = times.get(kernel.name) or kernel_time(kernel, machine)
             each.recompute[policy, position] += time.forward
             each.recompute_flops[policy, position] += forward_flops(kernel)
-    each.scratch[position] += operator.scratch_bytes(shard)
+    each.scratch[position] += operator.scratch_bytes(shard) + fp8.scratch_bytes(operator, shard)
     for transfer in operator.transfers(shard):
         seconds = network.seconds_on(places[transfer.axis], transfer.collective, transfer.bytes)
         seconds = np.maximum(seconds * transfer.calls - seconds_under(transfer, machine), 0.0)

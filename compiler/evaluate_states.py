@@ -112,7 +112,7 @@ def element_bytes(training: Training, offload: Offload = "none") -> Bytes:
     """Sizes of the number formats a blueprint asks for, and where states are kept."""
     size = {"bf16": 2, "fp32": 4}
     precision = training.precision
-    compute = size[precision.compute]
+    compute = size[precision.activations]
     # FSDP reduces in the wider of the two: it never narrows what backward produced.
     return Bytes(
         compute,

@@ -136,6 +136,12 @@ TABLE_TERMS = (
         "memory-bound work",
         "Norms, activations, rotary and the like, which wait for memory and not for arithmetic.",
     ),
+    Term(
+        "rounding to fp8",
+        "Operands of fp8 products, and of their gradients, on their way from bf16: the largest magnitude of"
+        " each row is found, the row is scaled by it and rounded, six times for every projection.",
+        "A larger training.precision.fp8_smallest; training.compile other than none.",
+    ),
     Term("expert all-to-all", "Tokens on their way to their experts and back.", "A smaller expert_parallel."),
     Term("tensor-parallel collectives", "Gathers and reductions around each block that ranks share."),
     Term("context-parallel collectives", "What ranks exchange that share one sequence."),

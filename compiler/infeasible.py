@@ -98,7 +98,9 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
     match field:
         case "tensor_parallel":
             rules = [dividing(x.value, f"the {x.what}") for x in space.limits if x.axis == "tp"]
-            rules.append(dividing(space.context, "the sequence, which sequence parallel cuts"))
+            rules.append(
+                dividing(space.context // space.granule, "the sequence, which sequence parallel cuts")
+            )
             return devices, [*rules, images]
         case "context_parallel":
             halves = (
@@ -163,6 +165,7 @@ def _not_runnable(space: Space, index: int) -> Iterator[Diagnostic]:
             code="BP404",
             summary=f"the runtime does not run the schedule {pins.schedule}",
             field=_path(index, "schedule"),
+            because=(can.schedules_because,) if can.schedules_because else (),
             legal=schedules,
             help="Leave it out to let the search choose.",
         )

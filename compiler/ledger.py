@@ -160,7 +160,7 @@ def _groups(candidate: Candidates) -> dict[str, tuple[int, int]]:
 
 def _of_operators(chosen: Chosen) -> Iterator[Entry]:
     problem, cells = chosen.problem, chosen.shared.cells
-    shard = cells.shard(problem.machine.element_bytes, problem.fused)
+    shard = cells.shard(problem.machine, problem.fused)
     policy = RECOMPUTE[int(chosen.candidate.recompute[0])]
     known: dict[Operator, list[tuple[Call, int, bool]]] = {}
     for row, repeats in zip(problem.work.rows, chosen.rows_on_busiest, strict=True):

@@ -143,7 +143,7 @@ def _tensor_and_context(space: Space) -> list[tuple[int, int]]:
         (tp, cp)
         for tp in legal_tensor(space)
         for cp in legal_context(space)
-        if space.context % (cp * tp) == 0
+        if space.context % (cp * tp * space.granule) == 0
         and tp * cp <= space.devices
         and (not by_heads or delta_heads_allowed(space, cp, tp))
     ]

@@ -18,8 +18,9 @@ KEYS = {
 }
 """Keys that other tools have, and what stands in their place here."""
 VALUES = {
-    "fp8": "training computes in bf16 or fp32; `plan --serving` tells what weights in fp8 would take",
-    "fp16": "training computes in bf16, which needs no loss scaling, or fp32",
+    "fp8": "fp8 is a way of computing (training.precision.compute), in which weights, gradients and moments"
+    " stay in bf16 or fp32; `plan --serving` tells what weights in fp8 would take",
+    "fp16": "training computes in bf16, which needs no loss scaling, in fp32, or in fp8",
     "fp4": "training computes in bf16 or fp32; `plan --serving` tells what 4-bit experts would take",
 }
 """Values of number formats, likewise."""

@@ -13,9 +13,10 @@ from shipway.compiler.evaluate_states import parameter_table
 from shipway.compiler.infeasible import illegal, nothing_fits
 from shipway.compiler.lower import LoweredModel, lower
 from shipway.compiler.offload import offloading, variants
+from shipway.compiler.operators.fp8 import runs_in_fp8
 from shipway.compiler.parameters import count
 from shipway.compiler.plan_warnings import plan_warnings
-from shipway.compiler.problem import Problem, problem
+from shipway.compiler.problem import Problem, fp8_rates, problem
 from shipway.compiler.reshard import Resharding
 from shipway.compiler.search import Found, merit, search
 from shipway.compiler.sequence import programme
@@ -150,6 +151,7 @@ def _sealed(
         blueprint_hash=content_hash(blueprint),
         origin=origin,
         folder=folder,
+        fp8_linears=fp8_linears(blueprint, lowered),
         calibration=figures.name,
         parameters=count(blueprint.model),
         stages=stages,
@@ -162,6 +164,15 @@ def _sealed(
         ),
         warnings=plan_warnings(blueprint, figures, stages),
     ).sealed()
+
+
+def fp8_linears(blueprint: Blueprint, lowered: LoweredModel) -> tuple[str, ...]:
+    """Modules whose products run in fp8, in the model's order."""
+    rates = fp8_rates(blueprint)
+    if rates is None:
+        return ()
+    named = lowered.named_parameters()
+    return tuple(name.removesuffix(".weight") for name, p in named if runs_in_fp8(p, rates.smallest))
 
 
 def stage_changes(

@@ -35,7 +35,7 @@ def _warnings(
         yield from _offloads(stage, blueprint)
     if blueprint.model.vision is not None:
         yield _pictures(blueprint)
-    if blueprint.training.compile == "blocks":
+    if blueprint.training.compiles_blocks:
         yield "compiled blocks are planned as if they ran as they are: what they keep and take may be less"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shipway.compiler.communication import Network
@@ -10,17 +11,21 @@ from shipway.compiler.evaluate_states import Bytes, ParameterTable, element_byte
 from shipway.compiler.fabric import fabric
 from shipway.compiler.held import split_shapes
 from shipway.compiler.operators.base import Limit
+from shipway.compiler.operators.fp8 import GRANULE, fp8_limits
 from shipway.compiler.pictures import with_pictures
 from shipway.compiler.space import Space
-from shipway.compiler.timing import Machine, machine
+from shipway.compiler.timing import Fp8, Machine, machine
 from shipway.compiler.workload import Workload
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.calibration import Calibration
-from shipway.schemas.capability import CAPABILITY
+from shipway.schemas.capability import capability
 from shipway.schemas.layout import LayoutConstraints
-from shipway.schemas.training import PretrainStage
+from shipway.schemas.training import PretrainStage, Training
 
 UNCUT = Limit("tp", "one rank that a compiled block (training.compile) runs on", 1)
+UNCUT_FOR_FP8 = Limit(
+    "tp", "one rank that a compiled block runs on, as fp8 compiles them unless training.compile is none", 1
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +70,10 @@ def problem(
     parameters: ParameterTable | None = None,
 ) -> Problem:
     """The stage with the device's rates and the fabric; stages of one blueprint may share `parameters`."""
-    cluster, model = blueprint.cluster, blueprint.model
+    cluster, model, training = blueprint.cluster, blueprint.model, blueprint.training
     work = with_pictures(work, model.vision, blueprint.training.data, stage.mix, stage.context)
     figures = calibration or default_calibration(cluster.device)
-    rates = machine(cluster.device, figures, blueprint.training.precision.compute)
+    rates = machine(cluster.device, figures, training.precision.activations, fp8_rates(blueprint))
     experts = model.feed_forward.experts
     fab = fabric(cluster)
     routed = experts.routed if experts and "experts" in model.feed_forward_kinds() else 0
@@ -82,18 +87,36 @@ def problem(
         layers=model.layers,
         experts=routed,
         tied=model.tied_embeddings,
-        limits=(*work.limits(), *([UNCUT] if blueprint.training.compile == "blocks" else [])),
+        limits=(*work.limits(), *_limits(work, training)),
+        granule=GRANULE if training.precision.compute == "fp8" else 1,
         constraints=pins,
         any_size=blueprint.training.objective == "cost",
         delta_heads=model.attention.delta.heads if model.attention.delta else 0,
         predictions=model.multi_token_prediction.depth if model.multi_token_prediction else 0,
         images=blueprint.training.data.has_images(stage.mix),
         split=split_shapes(p for row in work.rows for p in row.parameters()),
-        capability=CAPABILITY,
+        capability=capability(blueprint.training.precision),
         offload=pins.offload or "none",
     )
     tensors = parameters or parameter_table(work, blueprint.training)
     return Problem(blueprint, stage, work, rates, Network(fab, figures.efficiency), space, tensors)
+
+
+def fp8_rates(blueprint: Blueprint) -> Fp8 | None:
+    """How products run in fp8, where the blueprint asks for it and the device can (rules/precision.py)."""
+    training, peak = blueprint.training, blueprint.cluster.device.peak.fp8
+    if training.precision.compute != "fp8" or peak is None:
+        return None
+    return Fp8(peak, training.precision.fp8_smallest, training.compiles_blocks)
+
+
+def _limits(work: Workload, training: Training) -> Iterator[Limit]:
+    """What a degree must divide besides what the model's operators say."""
+    if training.compiles_blocks:
+        yield UNCUT if training.compile == "blocks" else UNCUT_FOR_FP8
+    if training.precision.compute == "fp8":
+        parameters = {p: None for row in work.rows for p in row.parameters()}
+        yield from fp8_limits(tuple(parameters), training.precision.fp8_smallest)
 
 
 def constraints(blueprint: Blueprint, stage: PretrainStage) -> LayoutConstraints:

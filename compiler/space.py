@@ -41,6 +41,8 @@ class Space:
     """Shapes that FSDP must be able to share."""
     delta_heads: int = 0
     """Heads of delta attention, 0 without."""
+    granule: int = 1
+    """Tokens of a slice come in groups of this many: 16 where products run in fp8."""
     predictions: int = 0
     """Multi-token prediction layers, which no pipeline or slice of a row can hold."""
     capability: Capability = CAPABILITY
@@ -76,7 +78,7 @@ def tensor_allowed(space: Space, degree: int) -> bool:
     """Whether a tensor-parallel degree divides all that it must."""
     if space.images and degree > 1:
         return False
-    return limit_allows(space.limits, "tp", degree) and space.context % degree == 0
+    return limit_allows(space.limits, "tp", degree) and space.context % (degree * space.granule) == 0
 
 
 def context_allowed(space: Space, degree: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from shipway.compiler.operators.base import (
     Attention,
+    Cast,
     DeltaRule,
     Elementwise,
     Gemm,
@@ -24,8 +25,26 @@ from shipway.schemas.cluster import Device
 ATTENTION_BACKWARD_WORK = 2.5
 """Flash attention's backward does five products for the forward's two (arXiv 2307.08691)."""
 
-CATEGORIES = ("matrix products", "expert products", "attention", "delta attention", "memory-bound work")
+CATEGORIES = (
+    "matrix products",
+    "expert products",
+    "attention",
+    "delta attention",
+    "memory-bound work",
+    "rounding to fp8",
+)
 """What compute time is broken down by."""
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """How projections' products run in fp8."""
+
+    peak_flops: float
+    smallest: int
+    """Narrowest projection that does."""
+    casts_fused: bool
+    """Whether rounding is compiled."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,17 @@ class Machine:
     efficiency: Efficiency
     host_bandwidth: float
     """Bytes a second between host and device, each direction."""
+    fp8: Fp8 | None = None
+    """Set where some products run in fp8."""
+
+    def fp8_gemm_seconds(self, rows: Number, inner: Number, columns: Number) -> Number:
+        """Seconds of a product of operands in fp8; its output is in bf16."""
+        assert self.fp8 is not None
+        e = self.efficiency
+        share = reached(e.fp8_gemm, np.minimum(rows, columns)) * reached(e.gemm_inner, inner)
+        compute = 2.0 * rows * inner * columns / (self.fp8.peak_flops * np.maximum(share, 1e-6))
+        moved = rows * inner + inner * columns + rows * columns * self.element_bytes
+        return np.maximum(compute, self.memory_seconds(moved)) + e.kernel_seconds
 
     def gemm_seconds(
         self, rows: Number, inner: Number, columns: Number, groups: Number, grouped: bool
@@ -57,14 +87,15 @@ class Machine:
         return moved_bytes / (self.memory_bandwidth * self.efficiency.memory)
 
 
-def machine(device: Device, calibration: Calibration, compute: str) -> Machine:
-    """Rates of `device` computing in bf16 or fp32."""
+def machine(device: Device, calibration: Calibration, compute: str, fp8: Fp8 | None = None) -> Machine:
+    """Rates of `device` computing in bf16 or fp32, and in fp8 beside."""
     return Machine(
         peak_flops=device.peak.bf16 if compute == "bf16" else device.peak.fp32,
         memory_bandwidth=device.memory_bandwidth,
         element_bytes=2 if compute == "bf16" else 4,
         efficiency=calibration.efficiency,
         host_bandwidth=device.host_bandwidth * calibration.efficiency.host_copy,
+        fp8=fp8,
     )
 
 
@@ -90,6 +121,8 @@ class KernelTime:
 def kernel_time(kernel: Kernel, machine: Machine) -> KernelTime:
     """Forward and backward seconds of a kernel."""
     match kernel:
+        case Gemm(fp8=True):
+            return _fp8_gemm(kernel, machine)
         case Gemm():
             return _gemm(kernel, machine)
         case Attention():
@@ -102,6 +135,19 @@ def kernel_time(kernel: Kernel, machine: Machine) -> KernelTime:
             forward = machine.memory_seconds(kernel.forward_bytes) * e.eager_elementwise
             backward = machine.memory_seconds(kernel.backward_bytes) * e.eager_elementwise
             return KernelTime(4, np.maximum(forward, floor), np.maximum(backward, floor), kernel.kernels)
+        case Cast():
+            e, rate = machine.efficiency, machine.memory_bandwidth * machine.efficiency.fp8_cast
+            floor = kernel.kernels * e.kernel_seconds
+            forward = np.maximum(kernel.forward_bytes / rate, floor)
+            return KernelTime(5, forward, np.maximum(kernel.backward_bytes / rate, 2 * floor), kernel.kernels)
+
+
+def _fp8_gemm(kernel: Gemm, machine: Machine) -> KernelTime:
+    rows, inner, columns = kernel.rows, kernel.inner, kernel.columns
+    weight = machine.fp8_gemm_seconds(columns, rows, inner)
+    data = machine.fp8_gemm_seconds(rows, columns, inner)
+    # One autograd function makes both gradients: no schedule can put the weight's off.
+    return KernelTime(0, machine.fp8_gemm_seconds(rows, inner, columns), weight + data, 1)
 
 
 def _gemm(kernel: Gemm, machine: Machine) -> KernelTime:

@@ -13,7 +13,9 @@ from shipway.runtime.kernels import table
 from shipway.schemas.training import Compilation
 
 
-def describe_environment(device: torch.device, compilation: Compilation = "auto") -> dict[str, str]:
+def describe_environment(
+    device: torch.device, compilation: Compilation = "auto", *, fp8: bool = False
+) -> dict[str, str]:
     """Host, device, versions, and which implementation serves each kernel."""
     found = {
         "host": platform.node(),
@@ -29,7 +31,7 @@ def describe_environment(device: torch.device, compilation: Compilation = "auto"
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         found["allocator"] = os.environ.get("PYTORCH_ALLOC_CONF", "default")
     kernels: dict[str, list[str]] = {}
-    for choice in table(device.type, compilation):
+    for choice in table(device.type, compilation, fp8=fp8):
         kernels.setdefault(choice.implementation, []).append(choice.operation)
     return found | {f"kernels: {name}": ", ".join(operations) for name, operations in kernels.items()}
 

@@ -28,7 +28,7 @@ def step_metrics(
     stage, blueprint, at = run.stage, run.context.plan.blueprint, run.position
     tokens_per_second = stage.sequences_per_step * stage.context_tokens / seconds
     rates = blueprint.cluster.device.peak
-    peak_flops = rates.bf16 if blueprint.training.precision.compute == "bf16" else rates.fp32
+    peak_flops = rates.bf16 if blueprint.training.precision.activations == "bf16" else rates.fp32
     planned = planned_budget(run)
     return StepMetrics(
         stage=stage.name,

@@ -41,7 +41,7 @@ class StepMetrics:
     tokens_per_second: float
     planned_tokens_per_second: float
     mfu: float
-    """Model FLOPs per second over the devices' peak at the compute precision."""
+    """Model FLOPs per second over the devices' peak in bf16 (fp32 when computing in fp32)."""
     planned_mfu: float
     data_wait_seconds: float
     """Time this step's rank 0 waited for data."""

@@ -111,11 +111,13 @@ def build_trainer(
     """Model and optimizer of a stage, spread by its layout as it fits the ranks that are there."""
     training = plan.blueprint.training
     layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
-    check_layout(layout)
+    check_layout(layout, training.precision)
     mix = next(s.mix for s in training.stages if s.name == stage.name)
     check_model(layout, plan.blueprint.model, stage.context_tokens, training.data.has_images(mix))
     mesh = build_mesh(layout, device, meshes)
-    model = build_parallel_model(module, mesh, training.precision, training.seed, training.compile)
+    model = build_parallel_model(
+        module, mesh, training.precision, training.seed, training.compile, plan.fp8_linears
+    )
     optimizer = build_optimizer(
         model.named_parameters(),
         module.OPTIMIZER_GROUPS,
@@ -131,7 +133,9 @@ def build_trainer(
 def _record_environment(context: Context, model: ParallelModel) -> None:
     parameters = model.count()
     if context.metrics:
-        found = describe_environment(context.device, context.plan.blueprint.training.compile)
+        training = context.plan.blueprint.training
+        fp8 = training.precision.compute == "fp8"
+        found = describe_environment(context.device, training.compile, fp8=fp8)
         context.run.write_environment(found | {"parameters": parameters})
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from shipway.schemas.base import Schema
-from shipway.schemas.layout import Offload, Recompute, Schedule, Zero
+from shipway.schemas.layout import V_SHAPED, Offload, Recompute, Schedule, Zero
+from shipway.schemas.training import Precision
 
 MeshAxis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"]
 
@@ -28,6 +29,8 @@ class Capability(Schema):
     axes: tuple[AxisSupport, ...]
     schedules: tuple[Schedule, ...]
     """Schedules of more than one pipeline rank, as torch.distributed.pipelining names them."""
+    schedules_because: str = ""
+    """Why some schedules are missing from them."""
     recompute: tuple[Recompute, ...]
     zero: tuple[Zero, ...]
     """ZeRO levels without a pipeline; above 1 gradients are reduce-scattered after every micro-batch."""
@@ -75,3 +78,17 @@ CAPABILITY = Capability(
     offload=("none", "optimizer"),
     offload_slice_elements=16 * 2**20,
 )
+
+FP8_CAPABILITY = CAPABILITY.model_copy(
+    update={
+        "schedules": tuple(name for name in CAPABILITY.schedules if name not in V_SHAPED),
+        "schedules_because": "with training.precision.compute: fp8 a linear makes the gradients of input and"
+        " weight at once, so that a schedule that puts weights' gradients off would compute both twice",
+    }
+)
+"""What is left of it where products run in fp8."""
+
+
+def capability(precision: Precision) -> Capability:
+    """What the runtime can run in these number formats."""
+    return FP8_CAPABILITY if precision.compute == "fp8" else CAPABILITY

@@ -180,7 +180,7 @@ class StagePlan(Schema):
     model_flops_per_token: float
     """Forward and backward, causal attention, without recomputation."""
     mfu: float
-    """Model FLOPs utilisation, of the devices' bf16 peak (fp32 when computing in fp32)."""
+    """Model FLOPs utilisation, of the devices' bf16 peak (fp32 when computing in fp32; bf16 with fp8 too)."""
     hfu: float
     """Hardware FLOPs utilisation: as mfu, with recomputation."""
     hours: float
@@ -241,6 +241,8 @@ class Plan(Schema):
     """The blueprint's name or path and the overrides, as the user typed them."""
     folder: str = ""
     """Folder, absolute, that relative paths of `blueprint.training.data` start from; empty without any."""
+    fp8_linears: tuple[str, ...] = ()
+    """Linear modules of the model, by name, whose products run in fp8."""
     calibration: str
     """Name of the efficiency figures behind the times."""
     parameters: Parameters

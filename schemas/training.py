@@ -120,14 +120,23 @@ Optimizer = Annotated[Muon | AdamW, Field(discriminator="kind")]
 class Precision(Schema):
     """Number formats."""
 
-    compute: Literal["bf16", "fp32"] = "bf16"
-    """Forward and backward."""
+    compute: Literal["bf16", "fp32", "fp8"] = "bf16"
+    """Forward and backward. fp8: as bf16, but for the large projections of attentions, gated units and
+    latents, whose products run in fp8 with a scale per row (torchao); all else stays in bf16, experts too."""
+    fp8_smallest: PositiveInt = 2048
+    """With fp8, projections narrower than this, in or out, stay in bf16: rounding their operands takes
+    longer than the faster product saves."""
     master: Literal["fp32", "bf16"] = "fp32"
     """Sharded parameters that the optimizer updates."""
     gradients: Literal["fp32", "bf16"] = "fp32"
     """Gradient reduction and accumulation."""
     optimizer: Literal["fp32", "bf16"] = "fp32"
     """Optimizer moments."""
+
+    @property
+    def activations(self) -> Literal["bf16", "fp32"]:
+        """Format of activations and of gathered weights: fp8 is that of products' operands alone."""
+        return "fp32" if self.compute == "fp32" else "bf16"
 
 
 Compilation = Literal["auto", "none", "blocks"]
@@ -345,10 +354,15 @@ class Training(Schema):
     """Details, Prometheus, Weights & Biases."""
     compile: Compilation = "auto"
     """torch.compile on attentions, gated units and vision layers: `blocks` or `none`; auto goes by the
-    device, and `shipway doctor` says what it chooses and why."""
+    device, and `shipway doctor` says what it chooses and why. With fp8 auto compiles them."""
     gradient_clip: PositiveFloat | None = 1.0
     """Largest global gradient norm; null turns clipping off."""
     seed: int = Field(default=0, ge=0)
     """Seed of initialisation and data order."""
     objective: Literal["time", "cost", "memory"] = "time"
     """What the layout search minimises: step time, cost, or peak memory."""
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether blocks are compiled on a GPU."""
+        return self.compile == "blocks" or (self.compile == "auto" and self.precision.compute == "fp8")

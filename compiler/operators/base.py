@@ -43,6 +43,8 @@ class Parameter:
     """Share of the tensor that one text token passes: k/E for routed experts, 0 for a vision tower."""
     fp32: bool = False
     """Kept in fp32 whatever the compute precision (A_log, router, balancing bias)."""
+    fp8: bool = False
+    """A projection whose products may run in fp8, if it is large enough (operators/fp8.py)."""
 
     @property
     def count(self) -> int:
@@ -82,6 +84,10 @@ class Shard:
     """1 where context parallel exchanges heads of delta attention, 0 where it passes states."""
     implementation: Implementation = "fused"
     """Kernels that run: they differ in what they keep for backward and in their temporaries."""
+    fp8_smallest: int | None = None
+    """Narrowest projection, in or out, whose products run in fp8; None where none does."""
+    casts_fused: bool = True
+    """Whether rounding to fp8 is compiled."""
 
     @property
     def tokens(self) -> Number:
@@ -109,6 +115,8 @@ class Gemm:
     """Whether backward needs the gradient of the input (not for the first layer of pixels)."""
     gradients_in_forward: bool = False
     """Whether both gradients are formed in forward already, as the fused loss head does."""
+    fp8: bool = False
+    """Whether its three products, forward and backward, take operands in fp8."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,17 @@ class Elementwise:
     kernels: int = 1
 
 
-Kernel = Gemm | Attention | DeltaRule | Elementwise
+@dataclass(frozen=True)
+class Cast:
+    """Operands of fp8 products, scaled and rounded: these very bytes, in `kernels` launches forward."""
+
+    name: str
+    forward_bytes: Number
+    backward_bytes: Number
+    kernels: int
+
+
+Kernel = Gemm | Attention | DeltaRule | Elementwise | Cast
 
 
 @dataclass(frozen=True)
@@ -291,7 +309,7 @@ def forward_flops(kernel: Kernel) -> Number:
             state = 6 * kernel.key_width * kernel.value_width
             chunk = 3 * kernel.chunk * (kernel.key_width + kernel.value_width) / 2 + kernel.chunk**2
             return kernel.tokens * kernel.heads * (state + chunk)
-        case Elementwise():
+        case Elementwise() | Cast():
             return 0
 
 

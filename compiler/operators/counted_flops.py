@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from shipway.compiler.operators.base import (
     Attention,
+    Cast,
     DeltaRule,
     Elementwise,
     Flops,
@@ -38,7 +39,7 @@ def _counted(kernel: Kernel, implementation: Implementation) -> Flops:
     match kernel:
         case Gemm(gradients_in_forward=True):
             return Flops(forward_flops(kernel) + backward_flops(kernel), 0)
-        case Gemm() | Elementwise():
+        case Gemm() | Elementwise() | Cast():
             return flops((kernel,))
         case Attention():
             return _attention(kernel, implementation)

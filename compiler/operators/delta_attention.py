@@ -67,8 +67,9 @@ class DeltaAttention(Operator):
             Parameter("q_conv.weight", (keys, dims.convolution_width), "column"),
             Parameter("k_conv.weight", (keys, dims.convolution_width), "column"),
             Parameter("v_conv.weight", (values, dims.convolution_width), "column"),
-            weight("decay_down", dims.decay_rank, self.width),
-            weight("decay_up", decays, dims.decay_rank, "column"),
+            # The state multiplies decays over the whole context: rounding them would add up.
+            weight("decay_down", dims.decay_rank, self.width, fp8=False),
+            weight("decay_up", decays, dims.decay_rank, "column", fp8=False),
             Parameter("dt_bias", (decays,), "column", fp32=True),
             Parameter("a_log", (self.value_heads,), "column", fp32=True),
             weight("beta_proj", self.value_heads, self.width, "column", optimizer="adamw"),

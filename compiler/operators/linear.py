@@ -15,9 +15,15 @@ def weight(
     *,
     optimizer: Literal["muon", "adamw"] = "muon",
     heads: int = 1,
+    fp8: bool | None = None,
 ) -> Parameter:
-    """Weight [rows, columns] of a projection from `columns` to `rows` features."""
-    return Parameter(f"{name}.weight", (rows, columns), sharding, optimizer, heads)
+    """Weight [rows, columns] of a projection from `columns` to `rows` features.
+
+    Its products may run in fp8 unless it says otherwise, or is rows of vectors that AdamW takes (gates of
+    whole heads), whose few outputs a rounded input would spoil for nothing.
+    """
+    may_fp8 = optimizer == "muon" if fp8 is None else fp8
+    return Parameter(f"{name}.weight", (rows, columns), sharding, optimizer, heads, fp8=may_fp8)
 
 
 def norm_weight(name: str, width: int) -> Parameter:

@@ -6,7 +6,7 @@ routed experts, latent projections and shared experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -24,6 +24,7 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
+from shipway.compiler.operators.fp8 import kernels_of
 from shipway.compiler.operators.gated_unit import GatedUnit, activation_kernel
 from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
@@ -106,7 +107,7 @@ class RoutedExperts(Operator):
         """Each rank tells the others how many rows it has for each expert, before it sends them; shared
         experts run while these travel, and their gradients are computed while gradients travel back."""
         size = shard.local_tokens * self.dims.active * self.width * shard.element_bytes
-        under = () if self.shared is None else self.shared.kernels(shard)
+        under = () if self.shared is None else kernels_of(self.shared, shard)
         return (
             Transfer("rows of each expert", "ep", "all_to_all", self.dims.routed * COUNT_BYTES, "forward"),
             Transfer("dispatch", "ep", "all_to_all", size, "forward", under=under),
@@ -176,9 +177,7 @@ class SharedExperts(Operator):
     block: str = "shared experts"
 
     def parameters(self) -> tuple[Parameter, ...]:
-        unit = tuple(
-            Parameter(f"shared.{p.name}", p.shape, p.sharding, p.optimizer) for p in self.unit.parameters()
-        )
+        unit = tuple(replace(p, name=f"shared.{p.name}") for p in self.unit.parameters())
         gate = (weight("shared_gate", 1, self.unit.width, optimizer="adamw"),) if self.gated else ()
         return (*unit, *gate)
 

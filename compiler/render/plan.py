@@ -55,6 +55,13 @@ def _heading(plan: Plan) -> Iterable[RenderableType]:
         f" {units.count(parameters.active)} active per token,"
         f" on {devices} ({cluster.name})",
     )
+    if plan.fp8_linears:
+        yield Sentence(
+            Text(
+                f"Computes in bf16, but for {len(plan.fp8_linears):,} projections whose products run in fp8,"
+                " scaled by row; MFU and HFU are of the bf16 peak."
+            )
+        )
     yield Text(f"plan {plan.hash[:19]}   times from: {plan.calibration}", style="dim")
     yield Text()
 

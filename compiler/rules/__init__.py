@@ -11,6 +11,7 @@ from shipway.compiler.compose import Composed
 from shipway.compiler.rules.cluster import check_cluster
 from shipway.compiler.rules.layout import check_layouts
 from shipway.compiler.rules.model import check_model
+from shipway.compiler.rules.precision import check_precision
 from shipway.compiler.rules.report import Report
 from shipway.compiler.rules.training import check_training, check_vocabulary
 from shipway.schemas.base import Schema
@@ -30,6 +31,8 @@ def check(blueprint: Blueprint, composed: Composed) -> list[Diagnostic]:
     check_training(blueprint.training, report)
     check_cluster(blueprint.cluster, report)
     check_vocabulary(blueprint.model.vocabulary, blueprint.training, report)
+    if not report.has_errors:
+        check_precision(blueprint, report)
     if not report.has_errors:
         check_layouts(blueprint, report)
     return report.diagnostics

@@ -83,7 +83,7 @@ def _generate(options: argparse.Namespace) -> None:
     checkpoint = choose_checkpoint(options.checkpoint, passed_over=_say_passed_over)
     print(f"from {origin_of(checkpoint)}", file=sys.stderr, flush=True)
     # bf16 products on a CPU are slow and win nothing
-    dtype = DTYPES[training.precision.compute] if device.type == "cuda" else torch.float32
+    dtype = DTYPES[training.precision.activations] if device.type == "cuda" else torch.float32
     model = load_model(import_model(options.build), checkpoint, device, dtype, options.weights)
     tokenizer = make_tokenizer(training.data.tokenizer, options.build)
     pictures = None

@@ -69,18 +69,26 @@ UNCOMPILED = {
 """Why `training.compile: auto` leaves blocks of the model as they are, device by device."""
 
 
-def table(device_type: str | None = None, compilation: Compilation = "auto") -> list[Choice]:
+FUSED = "rounding to fp8 takes some ten kernels uncompiled, and one or two compiled"
+"""Why it compiles them where products run in fp8."""
+
+
+def table(
+    device_type: str | None = None, compilation: Compilation = "auto", *, fp8: bool = False
+) -> list[Choice]:
     """What runs on `device_type` ("cuda" or "cpu"; by default CUDA where there is a GPU), and why.
 
-    `compilation` is the blueprint's `training.compile`.
+    `compilation` is the blueprint's `training.compile`; `fp8` says whether it computes in fp8.
     """
     if device_type is None:
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    return [*_choices(device_type).values(), blocks(device_type, compilation)]
+    return [*_choices(device_type).values(), blocks(device_type, compilation, fp8=fp8)]
 
 
-def blocks(device_type: str, compilation: Compilation) -> Choice:
+def blocks(device_type: str, compilation: Compilation, *, fp8: bool = False) -> Choice:
     """Whether the model's blocks (attentions, gated units, vision layers) are compiled."""
+    if compilation == "auto" and fp8 and device_type == "cuda":
+        return Choice(BLOCKS, "torch.compile", f"{FUSED}; training.compile: none leaves them uncompiled")
     if compilation == "auto":
         why = f"{UNCOMPILED.get(device_type, 'not measured')}; training.compile: blocks compiles them"
         return Choice(BLOCKS, "PyTorch", why)
@@ -88,9 +96,9 @@ def blocks(device_type: str, compilation: Compilation) -> Choice:
     return Choice(BLOCKS, implementation, f"training.compile: {compilation}")
 
 
-def compiles_blocks(device_type: str, compilation: Compilation) -> bool:
+def compiles_blocks(device_type: str, compilation: Compilation, *, fp8: bool = False) -> bool:
     """Whether `blocks` chooses torch.compile."""
-    return blocks(device_type, compilation).implementation == "torch.compile"
+    return blocks(device_type, compilation, fp8=fp8).implementation == "torch.compile"
 
 
 def chosen(operation: str, device_type: str) -> str:

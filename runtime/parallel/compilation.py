@@ -28,19 +28,24 @@ BACKEND = "inductor"
 
 
 def apply_compilation(
-    model: nn.Module, device: torch.device, compilation: Compilation, tensor_parallel: int = 1
+    model: nn.Module,
+    device: torch.device,
+    compilation: Compilation,
+    tensor_parallel: int = 1,
+    *,
+    fp8: bool = False,
 ) -> None:
     """Compile every block, after the axes have rewritten it and before recomputation wraps the layer.
 
     Selective recomputation keeps no product of a compiled block, but runs it again whole. Raises Fatal
     under tensor parallel, whose collectives stand inside blocks, and where this machine lacks a compiler.
     """
-    if not compiles_blocks(device.type, compilation):
+    if not compiles_blocks(device.type, compilation, fp8=fp8):
         return
     if tensor_parallel > 1:
         raise Fatal(
-            "training.compile: blocks does not go with tensor parallel: set it to none, or plan with"
-            " training.layout {tensor_parallel: 1}"
+            "training.compile: blocks (or auto, with fp8) does not go with tensor parallel: set it to none,"
+            " or plan with training.layout {tensor_parallel: 1}"
         )
     if BACKEND == "inductor":
         check_compiler(device.type)

@@ -38,7 +38,7 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
     zero 3 frees gathered layers after forward; 2 keeps them until backward, 1 over all micro-batches of a
     step. Router scores are computed from fp32 weights.
     """
-    compute, reduce = DTYPES[precision.compute], DTYPES[precision.gradients]
+    compute, reduce = DTYPES[precision.activations], DTYPES[precision.gradients]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = mesh.layout.zero == 3

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shipway.runtime.exit_codes import Fatal
-from shipway.schemas.capability import CAPABILITY
+from shipway.schemas.capability import CAPABILITY, capability
 from shipway.schemas.layout import Layout
 from shipway.schemas.model import Model
+from shipway.schemas.training import Precision
+
+BF16 = Precision()
 
 
-def check_layout(layout: Layout) -> None:
+def check_layout(layout: Layout, precision: Precision = BF16) -> None:
     """Raise Fatal naming what of the layout this runtime cannot run, and the way out."""
     _check_offload(layout)
+    can = capability(precision)
     if layout.pipeline_parallel == 1:
         return
     asked = "the runtime cannot run pipeline parallel with"
-    if layout.schedule not in CAPABILITY.schedules:
-        legal = ", ".join(CAPABILITY.schedules)
+    if layout.schedule not in can.schedules:
+        legal = ", ".join(can.schedules)
         raise Fatal(
             f"{asked} schedule {layout.schedule}; plan with training.layout {{schedule: one of {legal}}}"
         )
-    if layout.zero not in CAPABILITY.zero_with_pipeline:
+    if layout.zero not in can.zero_with_pipeline:
         raise Fatal(f"{asked} zero {layout.zero}; plan with training.layout {{zero: 1}}")
 
 

@@ -24,7 +24,7 @@ def refusal(override: str) -> Diagnostic:
         ("+training.layout.cpu-offload=true", "training.layout.offload: optimizer"),
         ("+training.layout.activation_offload=true", "recompute: full"),
         ("+training.layout.parameter_offload=true", "zero: 3"),
-        ("training.precision.compute=fp8", "--serving"),
+        ("training.precision.master=fp8", "training.precision.compute"),
         ("training.precision.compute=fp16", "bf16"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,14 +66,17 @@ def make_trainer(
     seed: int = 3,
     pool: MeshPool | None = None,
     compilation: Compilation = "none",
+    precision: Precision = FP32,
+    fp8_linears: Collection[str] = (),
+    layers: int | None = None,
 ) -> Trainer:
     """A trainer of a small generated model under a layout, on this world of ranks."""
     options = optimizer or Muon()
-    module = load(variant(model))
+    module = load(variant(model, **({} if layers is None else {"layers": layers})))
     mesh = build_mesh(layout, torch.device("cpu"), pool)
-    parallel = build_parallel_model(module, mesh, FP32, seed, compilation)
+    parallel = build_parallel_model(module, mesh, precision, seed, compilation, fp8_linears)
     built = build_optimizer(
-        parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, FP32, torch.device("cpu"), mesh
+        parallel.named_parameters(), module.OPTIMIZER_GROUPS, options, precision, torch.device("cpu"), mesh
     )
     return Trainer(parallel, built, clip)
 
