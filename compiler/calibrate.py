@@ -48,6 +48,7 @@ def calibrate(measured: Measurements, device: Device) -> Calibration:
             ],
             base.attention_backward,
         ),
+        **_fp8(measured.rows, device, base),
         **_delta_curves(measured.rows, peak, base),
         **_memory(measured, device, base),
         "scale_up": fit_curve(_collective_points(measured.rows, device.link_bandwidth), base.scale_up),
@@ -110,6 +111,25 @@ def _inner_points(rows: Iterable[Row], peak: float, gemm: Curve) -> list[Point]:
             expected = float(reached(gemm, min(row.sizes["rows"], row.sizes["columns"])))
             points.append((row.sizes["inner"], min(1.0, row.flops / row.seconds / peak / expected)))
     return points
+
+
+def _fp8(rows: tuple[Row, ...], device: Device, base: Efficiency) -> dict[str, Any]:
+    """Of a linear's three products two are backward's; casts count in the bytes that the catalogue has."""
+    if device.peak.fp8 is None:
+        return {}
+    points: list[Point] = []
+    for row in (row for row in rows if row.operation == "fp8_gemm"):
+        share = row.flops / row.seconds / device.peak.fp8
+        point = (
+            min(row.sizes["rows"], row.sizes["columns"]),
+            share / float(reached(base.gemm_inner, row.sizes["inner"])),
+        )
+        points += [point] * (2 if row.phase == "backward" else 1)
+    casts = [row.bytes / row.seconds / device.memory_bandwidth for row in rows if row.operation == "fp8_cast"]
+    return {
+        "fp8_gemm": fit_curve(points, base.fp8_gemm),
+        "fp8_cast": float(np.median(casts)) if casts else base.fp8_cast,
+    }
 
 
 def _delta_curves(rows: tuple[Row, ...], peak: float, base: Efficiency) -> dict[str, Curve]:

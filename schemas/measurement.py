@@ -11,6 +11,9 @@ from shipway.schemas.base import Schema
 Operation = Literal[
     "gemm",
     "grouped_gemm",
+    "fp8_gemm",
+    "fp8_cast",
+    "fp8_linear",
     "attention",
     "documents_attention",
     "delta_rule",

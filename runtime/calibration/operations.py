@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shipway.runtime import kernels
+from shipway.runtime.calibration.fp8 import measure_fp8
+from shipway.runtime.calibration.rows import both_phases, random_tensor, timed_row
 from shipway.runtime.calibration.timing import time_operation
-from shipway.schemas.measurement import Operation, Row
+from shipway.schemas.measurement import Row
 
 
 @dataclass(frozen=True)
@@ -88,39 +89,10 @@ QUICK = Sizes(
 )
 
 
-def _random(device: torch.device, dtype: torch.dtype, *shape: int, grad: bool = False) -> Tensor:
-    # Random values, never zeros: a matrix product on zeros runs faster than on real data.
-    tensor = torch.randn(shape, device=device, dtype=dtype) * 0.5
-    return tensor.requires_grad_(grad)
-
-
-def _row(
-    operation: Operation,
-    run: Callable[[], object],
-    device: torch.device,
-    *,
-    sizes: dict[str, int],
-    flops: float = 0.0,
-    nbytes: float = 0.0,
-    phase: Literal["forward", "backward"] = "forward",
-    prepare: Callable[[], object] | None = None,
-) -> Row:
-    timing = time_operation(run, device, prepare=prepare)
-    return Row(
-        operation=operation,
-        phase=phase,
-        sizes=sizes,
-        flops=flops,
-        bytes=nbytes,
-        seconds=timing.seconds,
-        spread=timing.spread,
-    )
-
-
 def _gemms(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     for rows, inner, columns in sizes.gemms:
-        x, w = _random(device, dtype, rows, inner), _random(device, dtype, columns, inner)
-        yield _row(
+        x, w = random_tensor(device, dtype, rows, inner), random_tensor(device, dtype, columns, inner)
+        yield timed_row(
             "gemm",
             lambda x=x, w=w: x @ w.T,
             device,
@@ -132,12 +104,12 @@ def _gemms(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[R
 
 def _grouped(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     for groups, rows, inner, columns in sizes.grouped:
-        x = _random(device, dtype, groups * rows, inner, grad=True)
-        w = _random(device, dtype, groups, columns, inner, grad=True)
+        x = random_tensor(device, dtype, groups * rows, inner, grad=True)
+        w = random_tensor(device, dtype, groups, columns, inner, grad=True)
         offsets = torch.arange(1, groups + 1, device=device, dtype=torch.int32) * rows
         facts = {"groups": groups, "rows": rows, "inner": inner, "columns": columns}
         flops = 2.0 * groups * rows * inner * columns
-        yield from _both_phases(
+        yield from both_phases(
             "grouped_gemm",
             lambda x=x, w=w, o=offsets: kernels.grouped_mm(x, w, o),
             (x, w),
@@ -149,9 +121,9 @@ def _grouped(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator
 
 def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     for batch, tokens, heads, key_width, value_width in sizes.attention:
-        q = _random(device, dtype, batch, tokens, heads, key_width, grad=True)
-        k = _random(device, dtype, batch, tokens, heads, key_width, grad=True)
-        v = _random(device, dtype, batch, tokens, heads, value_width, grad=True)
+        q = random_tensor(device, dtype, batch, tokens, heads, key_width, grad=True)
+        k = random_tensor(device, dtype, batch, tokens, heads, key_width, grad=True)
+        v = random_tensor(device, dtype, batch, tokens, heads, value_width, grad=True)
         facts = {
             "batch": batch,
             "tokens": tokens,
@@ -164,13 +136,13 @@ def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterat
         def run(q: Tensor = q, k: Tensor = k, v: Tensor = v, scale: float = key_width**-0.5) -> Tensor:
             return kernels.softmax_attention(q, k, v, scale=scale)
 
-        yield from _both_phases("attention", run, (q, k, v), device, facts, flops)
+        yield from both_phases("attention", run, (q, k, v), device, facts, flops)
 
 
 def _delta(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     for tokens, heads, width in sizes.delta:
-        q, k, v, g = (_random(device, dtype, 1, tokens, heads, width, grad=True) for _ in range(4))
-        beta = _random(device, dtype, 1, tokens, heads, grad=True)
+        q, k, v, g = (random_tensor(device, dtype, 1, tokens, heads, width, grad=True) for _ in range(4))
+        beta = random_tensor(device, dtype, 1, tokens, heads, grad=True)
         a_log = torch.zeros(heads, device=device)
         dt_bias = torch.zeros(heads * width, device=device)
         chunk = 64
@@ -182,44 +154,14 @@ def _delta(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[R
             def run(bound: float | None = bound) -> Tensor:
                 return kernels.delta_rule(q, k, v, g, beta, a_log, dt_bias, lower_bound=bound, chunk=chunk)[0]  # noqa: B023
 
-            yield from _both_phases("delta_rule", run, (q, k, v, g, beta), device, facts, flops)
-
-
-def _both_phases(
-    operation: Operation,
-    forward: Callable[[], Tensor],
-    leaves: tuple[Tensor, ...],
-    device: torch.device,
-    facts: dict[str, int],
-    flops: float,
-) -> Iterator[Row]:
-    def run_forward() -> None:
-        with torch.no_grad():
-            forward()
-
-    yield _row(operation, run_forward, device, sizes=facts, flops=flops)
-    outputs: list[Tensor] = []
-    gradient = torch.randn_like(forward())
-
-    def run_backward() -> None:
-        torch.autograd.grad(outputs.pop(), leaves, gradient)
-
-    yield _row(
-        operation,
-        run_backward,
-        device,
-        sizes=facts,
-        flops=2 * flops,
-        phase="backward",
-        prepare=lambda: outputs.append(forward()),
-    )
+            yield from both_phases("delta_rule", run, (q, k, v, g, beta), device, facts, flops)
 
 
 def _documents(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     """Attention within packed documents of like length, causal."""
     for documents, tokens, heads, key_width, value_width in sizes.documents:
         q, k, v = (
-            _random(device, dtype, 1, documents * tokens, heads, width, grad=True)
+            random_tensor(device, dtype, 1, documents * tokens, heads, width, grad=True)
             for width in (key_width, key_width, value_width)
         )
         bounds = torch.arange(documents + 1, device=device, dtype=torch.int32) * tokens
@@ -241,7 +183,7 @@ def _documents(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterat
         ) -> Tensor:
             return kernels.softmax_attention(q, k, v, scale=scale, cu_seqlens=bounds)
 
-        yield from _both_phases("documents_attention", run, (q, k, v), device, facts, flops)
+        yield from both_phases("documents_attention", run, (q, k, v), device, facts, flops)
 
 
 def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
@@ -249,7 +191,7 @@ def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[
         source = torch.empty(nbytes, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         facts = {"bytes": nbytes}
-        yield _row(
+        yield timed_row(
             "copy",
             lambda s=source, t=target: t.copy_(s),
             device,
@@ -258,14 +200,14 @@ def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[
         )
         if device.type == "cuda" and nbytes <= 1 << 30:
             host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-            yield _row(
+            yield timed_row(
                 "host_to_device",
                 lambda h=host, t=target: t.copy_(h, non_blocking=True),
                 device,
                 sizes=facts,
                 nbytes=nbytes,
             )
-            yield _row(
+            yield timed_row(
                 "device_to_host",
                 lambda h=host, t=target: h.copy_(t, non_blocking=True),
                 device,
@@ -277,7 +219,7 @@ def _memory(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[
 def _elementwise(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     width = 2048
     for rows in sizes.elementwise:
-        gate, up = _random(device, dtype, rows, width), _random(device, dtype, rows, width)
+        gate, up = random_tensor(device, dtype, rows, width), random_tensor(device, dtype, rows, width)
         weight = torch.ones(width, device=device, dtype=dtype)
         element = gate.element_size() * rows * width
         runs: dict[str, tuple[Callable[[], object], float]] = {
@@ -287,7 +229,7 @@ def _elementwise(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iter
         }
         for name, (run, passes) in runs.items():
             facts = {"rows": rows, "width": width, name: 1}
-            yield _row("elementwise", run, device, sizes=facts, nbytes=passes * element)
+            yield timed_row("elementwise", run, device, sizes=facts, nbytes=passes * element)
 
 
 def _launch(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
@@ -306,6 +248,7 @@ FAMILIES: dict[str, Callable[[torch.device, Sizes, torch.dtype], Iterator[Row]]]
     "gemm": _gemms,
     "grouped_gemm": _grouped,
     "attention": _attention,
+    "fp8": lambda device, sizes, dtype: measure_fp8(device, sizes.gemms),
     "documents_attention": _documents,
     "delta_rule": _delta,
     "memory": _memory,

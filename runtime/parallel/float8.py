@@ -54,10 +54,15 @@ def check_linears(model: nn.Module, linears: Collection[str]) -> None:
         )
 
 
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether a device has products in fp8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
+
+
 def check_device(device: torch.device) -> None:
     """Raise Fatal on a GPU that has no products in fp8."""
     way_out = "plan with training.precision {compute: bf16}"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+    if device.type == "cuda" and not multiplies_fp8(device):
         name = torch.cuda.get_device_name(device)
         raise Fatal(f"{name} has no products in fp8, which this plan was made with: {way_out}")
 

@@ -1,5 +1,7 @@
 """Fitted curves are those that the measured rows lie on; what was not measured keeps its default."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from shipway.compiler.calibrate import calibrate, fit_curve
 from shipway.compiler.documents import read_document
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.groups import our_folder
-from shipway.compiler.timing import machine, reached
+from shipway.compiler.timing import Fp8, machine, reached
 from shipway.schemas.calibration import Curve
 from shipway.schemas.cluster import Device
 from shipway.schemas.measurement import Environment, Measurements, Row
@@ -83,3 +85,23 @@ def test_gathers_tell_the_links_curve_by_what_one_rank_sends() -> None:
     found = calibrate(measurements(*rows), H200).efficiency.scale_up
     assert found.ceiling == pytest.approx(0.7, rel=1e-3)
     assert found.half == pytest.approx(1e6, rel=1e-2)
+
+
+def test_products_and_casts_in_fp8_take_the_measured_time() -> None:
+    curve, inner = Curve(ceiling=0.45, half=250), default_calibration(H200).efficiency.gemm_inner
+    rows = []
+    for size, phase in product((1024, 4096, 16384), ("forward", "backward")):
+        flops, sizes = 2.0 * size * 4096 * 32768, {"rows": size, "inner": 4096, "columns": 32768}
+        share = float(reached(curve, size)) * float(reached(inner, 4096))
+        seconds = flops / (H200.peak.fp8 * share)
+        rows.append(Row(operation="fp8_gemm", phase=phase, sizes=sizes, flops=flops, seconds=seconds))
+    moved = 3.0 * 8192 * 4096
+    seconds = moved / (0.7 * H200.memory_bandwidth)
+    sizes = {"rows": 8192, "width": 4096, "across": 0}
+    rows.append(Row(operation="fp8_cast", sizes=sizes, bytes=moved, seconds=seconds))
+    found = calibrate(measurements(*rows), H200)
+    assert found.efficiency.fp8_cast == pytest.approx(0.7)
+    rates = machine(H200, found, "bf16", Fp8(H200.peak.fp8, 2048, casts_fused=True))
+    row = rows[2]
+    expected = row.seconds + found.efficiency.kernel_seconds
+    assert rates.fp8_gemm_seconds(4096, 4096, 32768) == pytest.approx(expected, rel=1e-3)
