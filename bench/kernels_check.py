@@ -235,10 +235,10 @@ def pointwise_cases(s: Shapes) -> list[Case]:
 
 
 def expert_cases(s: Shapes) -> list[Case]:
-    """A router's product, a grouped one with idle experts and tail rows, and a whole mixture."""
+    """A router's product, a grouped one with idle experts, and a whole mixture."""
     rows, width, inner = s.tokens, s.width, s.width // 2
-    offsets = torch.linspace(0, rows * 0.9, s.experts // 2, device=s.device).to(torch.int32)
-    offsets = offsets.repeat_interleave(2)  # every other expert is idle, a tenth of the rows are tail
+    offsets = torch.linspace(0, rows, s.experts // 2, device=s.device).to(torch.int32)
+    offsets = offsets.repeat_interleave(2)  # every other expert is idle
 
     def product(x: Tensor, weight: Tensor) -> Sequence[Tensor]:
         ends = offsets.tolist()

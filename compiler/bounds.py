@@ -49,7 +49,8 @@ def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Fl
     (saved,) = _per_layout(c, shared.cell_of, problem.work.totals @ shared.parts.saved)
     backward = _alive_in_backward(problem, c, states, which, sizes)
     temporary = shared.parts.scratch + shared.parts.overhead
-    lightest = temporary[:, 1:LAST].min(axis=1)[c.recompute, shared.cell_of]
+    # Without a pipeline activations are freed before a layer's temporaries are made.
+    lightest = np.where(c.pp > 1, temporary[:, 1:LAST].min(axis=1)[c.recompute, shared.cell_of], 0.0)
     average = backward + saved / c.pp + lightest
     average = average + _average_buffers(problem, c, shared.parts.hidden[shared.cell_of])
     second = _second_rank(problem, c, shared) + lightest

@@ -30,6 +30,7 @@ from shipway.compiler.step_time import PASSES, TIMES, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
 from shipway.compiler.v_memory import v_kept
+from shipway.compiler.workload import FIRST, LAST
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -134,9 +135,13 @@ def _chunk_states(chunked: Chunked) -> ChunkStates:
         shard_numel=chunked.states("shard_numel"),
         adamw_numel=chunked.states("adamw_numel"),
         muon_numel=chunked.states("muon_numel"),
-        largest_row_gathered=chunked.max(states.gathered_bytes[:, sharding]),
-        largest_row_numel=chunked.max(states.whole_numel[:, sharding]),
+        largest_row_gathered=chunked.max(_groups(chunked, states.gathered_bytes)),
+        largest_row_numel=chunked.max(_groups(chunked, states.whole_numel)),
+        root_gathered=states.gathered_bytes[[FIRST, LAST]][:, sharding].sum(axis=0)[:, None],
+        root_numel=states.whole_numel[[FIRST, LAST]][:, sharding].sum(axis=0)[:, None],
         largest_matrix=chunked.max(states.largest_matrix[:, sharding]),
+        largest_adamw=chunked.max(states.largest_adamw[:, sharding]),
+        largest_muon=chunked.max(states.largest_muon[:, sharding]),
         counters=(cores.counts @ chunked.shared.work.buffer_bytes)[core],
     )
 
@@ -145,10 +150,51 @@ def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     cores, core = chunked.cores
     parts, cell = cores.shared.parts, cores.cell
     temporary = parts.scratch[:, cell] + parts.overhead[cores.own.recompute, :, cell].T
+    layers, head = temporary, np.zeros((len(cores.own), 1))
+    if cores.pp == 1:
+        head = temporary[LAST][:, None]
+        layers = temporary * _is_layer(temporary)
+        temporary = np.maximum(temporary - freed_before(cores), 0.0) * _is_layer(temporary)
     received, returned = handed_over(cores)
     staged = STAGED_STATES * parts.moved[:, cell].max(axis=0)
-    each = kept_bytes(cores), cores.max(temporary), received, returned, parts.hidden[cell], staged
+    each = (
+        kept_bytes(cores),
+        cores.max(temporary),
+        cores.max(layers),
+        head,
+        received,
+        returned,
+        parts.hidden[cell],
+        staged,
+    )
     return ChunkActivations(*(of_core[core] for of_core in each))
+
+
+def _groups(chunked: Chunked, per_sharding: Floats) -> Floats:
+    """[rows, layouts] of what FSDP shards as groups of their own: without a pipeline, layers alone."""
+    values = per_sharding[:, chunked.sharding]
+    return values * _is_layer(values) if chunked.pp == 1 else values
+
+
+def _is_layer(per_row: Floats) -> Floats:
+    """1 for the rows that are layers, 0 for embedding and head; [rows, 1]."""
+    layer = np.ones((len(per_row), 1))
+    layer[[FIRST, LAST]] = 0.0
+    return layer
+
+
+def freed_before(chunked: Chunked) -> Floats:
+    """[rows, layouts]: kept activations that backward has freed when it reaches a row for the first time.
+
+    Without a pipeline the last occurrence of a row is what all before it are still kept for.
+    """
+    work, own = chunked.shared.work, chunked.own
+    saved = chunked.shared.parts.saved[own.recompute, :, chunked.cell].T
+    behind = work.totals - work.rows_ahead[work.last_layers + 1]
+    behind[:, FIRST] = 0
+    freed: Floats = behind @ saved
+    freed[LAST], freed[FIRST] = 0.0, work.totals[1:] @ saved[1:]
+    return freed
 
 
 def kept_bytes(chunked: Chunked) -> Floats:

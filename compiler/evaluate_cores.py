@@ -46,7 +46,8 @@ def _bytes(problem: Problem, chunked: Chunked) -> Floats:
     kept = by_rank(chunked.states("shard_numel") * sizes.weight + moments * sizes.moment_here, pp).sum(axis=1)
     held = kept_bytes(chunked)
     temporary = shared.parts.scratch + shared.parts.overhead
-    lightest = temporary[:, 1:LAST].min(axis=1)[own.recompute, chunked.cell]
+    # Without a pipeline activations are freed before a layer's temporaries are made.
+    lightest = temporary[:, 1:LAST].min(axis=1)[own.recompute, chunked.cell] if pp > 1 else 0.0
     stream = 2 * shared.parts.hidden[chunked.cell]
     if pp > 1:
         whole = by_rank(chunked.states("whole_numel"), pp).sum(axis=1) * sizes.gradient

@@ -92,7 +92,8 @@ class PartCosts:
     saved: Floats
     """[policies, rows, cells]."""
     scratch: Floats
-    """[rows, cells]: largest temporary of one operator."""
+    """[rows, cells]: most that one operator's temporaries add to what the row keeps, or has recomputed: less
+    what backward has freed of the operators after it."""
     model_flops: Floats
     """[rows, cells]: forward and backward."""
     recompute_flops: Floats
@@ -138,21 +139,26 @@ def part_costs(work: Workload, cells: Cells, machine: Machine, network: Network,
     shard = cells.shard(machine, fused)
     places = axis_paths(cells, network)
     index: dict[Operator, int] = {}
-    occurs: list[dict[int, int]] = []
-    for row in work.rows:
-        own: dict[int, int] = {}
-        for _, operator in row.operators():
-            position = index.setdefault(operator, len(index))
-            own[position] = own.get(position, 0) + 1
-        occurs.append(own)
+    orders = [
+        [index.setdefault(operator, len(index)) for _, operator in row.operators()] for row in work.rows
+    ]
     each = _Stack(*(np.zeros((*lead, len(index), len(cells))) for lead in _Stack.leading()))
     for operator, position in index.items():
         _fill(each, position, operator, shard, machine, network, places)
     counts = np.zeros((len(work.rows), len(index)))
-    for number, own in enumerate(occurs):
-        for position, repeats in own.items():
-            counts[number, position] = repeats
-    return _summed(work, counts, each, shard, machine)
+    for number, order in enumerate(orders):
+        np.add.at(counts[number], order, 1)
+    temporary = np.stack([_temporary(order, each.scratch, each.saved[0]) for order in orders])
+    return _summed(work, counts, temporary, each, shard, machine)
+
+
+def _temporary(order: list[int], scratch: Floats, saved: Floats) -> Floats:
+    """[cells]: of operators in `order`, the largest scratch less what those after it had kept."""
+    largest, behind = np.zeros(scratch.shape[1]), np.zeros(scratch.shape[1])
+    for position in reversed(order):
+        largest = np.maximum(largest, scratch[position] - behind)
+        behind = behind + saved[position]
+    return largest
 
 
 def axis_paths(cells: Cells, network: Network) -> dict[str, Path]:
@@ -240,7 +246,9 @@ def seconds_under(transfer: Transfer, machine: Machine) -> Number:
     return sum((t.forward if transfer.phase == "forward" else t.backward for t in times), 0.0)
 
 
-def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine: Machine) -> PartCosts:
+def _summed(
+    work: Workload, counts: Floats, temporary: Floats, each: _Stack, shard: Shard, machine: Machine
+) -> PartCosts:
     """Operators' costs as rows'."""
     recomputable = np.array([row.recomputable for row in work.rows])[:, None]
 
@@ -278,7 +286,7 @@ def _summed(work: Workload, counts: Floats, each: _Stack, shard: Shard, machine:
         waiting=rows(each.waiting),
         host=waits_forward + waits_backward[0],
         saved=saved,
-        scratch=np.stack([each.scratch[counts[row] > 0].max(axis=0) for row in range(len(work.rows))]),
+        scratch=temporary,
         model_flops=rows(each.model_flops),
         recompute_flops=policies(each.recompute_flops),
         hidden=hidden,

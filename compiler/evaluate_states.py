@@ -77,6 +77,10 @@ class StateCosts:
     """[rows, shardings]: Newton-Schulz work of one rank, matrices dealt out over the shards' owners."""
     largest_matrix: Floats
     """[rows, shardings]: elements of the largest matrix that Muon orthogonalises whole."""
+    largest_adamw: Floats
+    """[rows, shardings]: elements of the largest shard that AdamW updates."""
+    largest_muon: Floats
+    """[rows, shardings]: elements of the largest shard, a stack of experts perhaps, that Muon updates."""
     gather_seconds: Floats
     """[rows, shardings]: all-gather of the row's parameters."""
     reduce_seconds: Floats
@@ -218,6 +222,10 @@ def state_costs(
         result: Floats = (t.occurs if only is None else t.occurs * only.T) @ per_tensor
         return result
 
+    def largest(per_tensor: Floats) -> Floats:
+        result: Floats = np.where(t.occurs[:, :, None] > 0, per_tensor[None], 0.0).max(axis=1)
+        return result
+
     expert = t.expert.astype(float)
     work, matrix = _orthogonalisation(t, first, training)
     dense_bytes, expert_bytes = rows(padded * t.width, 1 - expert), rows(padded * t.width, expert)
@@ -236,7 +244,9 @@ def state_costs(
         exchanged_numel=rows(shard * _is_cut(t, first, second, ranks, tp, ep), t.by_muon),
         # Matrices of all parameters are dealt out together, so that owners' work evens out.
         muon_flops=rows(work / ranks),
-        largest_matrix=np.where(t.occurs[:, :, None] > 0, matrix[None], 0.0).max(axis=1),
+        largest_matrix=largest(matrix),
+        largest_adamw=largest(shard * (1 - t.by_muon)),
+        largest_muon=largest(shard * t.by_muon),
         gather_seconds=_both_groups(network, "all_gather", dense_bytes, expert_bytes, shardings)
         if seconds
         else zero,

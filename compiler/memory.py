@@ -23,6 +23,7 @@ Ints = npt.NDArray[np.int64]
 BACKWARD = "backward begins with every micro-batch in flight"
 BACKWARD_END = "backward ends"
 REDUCTION = "gradients are reduced after the last backward"
+ROOT = "gradients of embedding and head are reduced"
 OPTIMIZER = "optimizer step"
 
 STAGED_STATE = "slices of offloaded optimizer state"
@@ -32,8 +33,14 @@ WHOLE_GRADIENTS = "gradients, whole until the last micro-batch"
 
 ALLOCATOR_SLACK_BYTES = 64 * 2**20
 """The last, partly used segments of the caching allocator's pools (2 and 20 MiB)."""
-NEWTON_SCHULZ_COPIES = 5
-"""bf16 copies of one matrix alive in an iteration: momentum gathered, X, X X^T and two products."""
+NEWTON_SCHULZ_BYTES = 14
+"""Per element of a slice: what comes out, fp32, and four bf16 copies with X X^T and its powers beside."""
+SLICE_ELEMENTS = 2**25
+"""Of a stack, what Newton-Schulz takes at a time (runtime/newton_schulz.py)."""
+ROUND_BYTES = 512 * 2**20
+"""Directions that are made before a round of updates (runtime/muon.py); the last one may go beyond."""
+ADAMW_COPIES = 2
+"""fp32 tensors of a parameter's size that its update makes: what it divides by, and the quotient."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,13 @@ class ChunkStates:
     muon_numel: Floats
     largest_row_gathered: Floats
     largest_row_numel: Floats
+    root_gathered: Floats
+    """[layouts, 1]: bytes of embedding and head, which FSDP takes as one group, and keeps gathered."""
+    root_numel: Floats
+    """[layouts, 1]: their parameters, whose gradients are reduced last of all."""
     largest_matrix: Floats
+    largest_adamw: Floats
+    largest_muon: Floats
     counters: Floats
     """Bytes of routers' counters between two balancing updates."""
 
@@ -59,7 +72,12 @@ class ChunkActivations:
     kept: Floats
     """[layouts, ranks]: of all micro-batches, at the worst moment of each rank's schedule."""
     temporary: Floats
-    """Largest over the chunk's rows of scratch and what recomputation holds again."""
+    """Largest over the chunk's rows of scratch and what recomputation holds again; without a pipeline over
+    layers, less what backward has freed before it gets there."""
+    late: Floats
+    """The same, nothing deducted: of a layer near the model's beginning."""
+    head: Floats
+    """[layouts, 1]: the head's, in the last forward; 0 under a pipeline, where `temporary` has it."""
     received: Floats
     """Hidden states that the chunk receives (0 for the first)."""
     returned: Floats
@@ -122,7 +140,8 @@ def memory_terms(
     stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
     buffers = receive_buffers(activations.received, activations.returned, pp, micro_batches, capability)
     reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
-    matrices = by_rank(states.largest_matrix, pp).max(axis=1) * NEWTON_SCHULZ_COPIES * 2
+    matrices = _muon_scratch(states, muon, pp)
+    divided = by_rank(states.largest_adamw, pp).max(axis=1) * ADAMW_COPIES * 4
     accumulates = (micro_batches > 1)[:, None]
 
     if pp == 1:
@@ -131,17 +150,29 @@ def memory_terms(
             "gradients, sharded": np.where(accumulates & ~until_last, shard_gradients, 0.0),
             WHOLE_GRADIENTS: np.where(accumulates & until_last, whole * sizes.gradient, 0.0),
         }
+        root = states.root_numel
         last = {
             BACKWARD_END: {
                 **kept,
-                "gradients, sharded": shard_gradients,
-                "gathered parameters": np.minimum(gathered, 2 * row_gathered),
+                "gradients, sharded": shard_gradients * (1 - root / whole),
+                "gathered parameters": states.root_gathered + 2 * row_gathered,
                 "gradient reduction buffers": reduce_buffer,
-                "temporaries of one layer": temporary,
+                "temporaries of one layer": by_rank(activations.late, pp).max(axis=1),
                 "gradients of hidden states": stream,
-            }
+            },
+            ROOT: {
+                **kept,
+                "gradients, sharded": shard_gradients,
+                "gradient reduction buffers": root * sizes.gradient,
+                "gradients of hidden states": stream,
+            },
         }
-        reduce_now = reduce_buffer
+        at_head = activations.head > temporary + reduce_buffer + stream
+        temporary = np.where(at_head, activations.head, temporary)
+        stream = np.where(at_head, 0.0, stream)
+        # What was reduced last waits for the next reduction: that of the head, through the next forward.
+        waiting = np.where(accumulates & ~until_last, root * sizes.gradient, 0.0)
+        reduce_now = np.where(at_head, 0.0, reduce_buffer) + waiting
     else:
         in_backward = {WHOLE_GRADIENTS: whole * sizes.gradient}
         last = {
@@ -170,7 +201,7 @@ def memory_terms(
         OPTIMIZER: {
             **kept,
             "gradients, sharded": shard_gradients,
-            "optimizer temporaries": adamw * 4 + matrices,
+            "optimizer temporaries": np.maximum(divided, matrices),
             "pipeline receive buffers": buffers,
         },
     }
@@ -179,13 +210,24 @@ def memory_terms(
         moments[OPTIMIZER] |= {
             STAGED_STATE: _staged(adamw, muon, sizes, each),
             # An update's temporaries are no larger than a slice: what AdamW adds, and what it divides by.
-            "optimizer temporaries": np.minimum(adamw, 3 * each) * 4 + matrices,
+            "optimizer temporaries": np.maximum(np.minimum(adamw, 3 * each) * 4, matrices),
         }
     if activations.staged.any():
         moments[BACKWARD][STAGED_ACTIVATIONS] = np.broadcast_to(activations.staged[:, None], temporary.shape)
     uncertain = {name: np.zeros_like(shard) for name in moments}
     uncertain[BACKWARD] = held_activations + temporary + stream
     return MemoryTerms(moments, outside, uncertain)
+
+
+def _muon_scratch(states: ChunkStates, muon: Floats, pp: int) -> Floats:
+    """Directions of a round, which its updates replace, and what Newton-Schulz works with."""
+    largest = by_rank(states.largest_muon, pp).max(axis=1)
+    whole = np.maximum(largest, by_rank(states.largest_matrix, pp).max(axis=1))
+    directions = np.minimum(muon * 4, ROUND_BYTES + largest * 4)
+    # Matrices that ranks cut come together on their owner beside the blocks that it holds.
+    gathered = np.where(whole > largest, np.minimum(ROUND_BYTES, muon * 4), 0.0)
+    result: Floats = directions + gathered + np.minimum(whole, SLICE_ELEMENTS) * NEWTON_SCHULZ_BYTES
+    return result
 
 
 def _staged(adamw: Floats, muon: Floats, sizes: Bytes, slice_elements: int) -> Floats:
@@ -205,7 +247,7 @@ def _gathered(
     if pp > 1:
         return stays_gathered(states.gathered_bytes, pp, capability)
     everything = states.gathered_bytes.sum(axis=1, keepdims=True)
-    two = np.minimum(2 * row_gathered, everything)
+    two = np.minimum(states.root_gathered + 2 * row_gathered, everything)
     held: Floats = np.where((zero == 3)[:, None], two, everything)
     return held
 

@@ -80,6 +80,13 @@ class Workload:
         return ahead.cumsum(axis=0, out=ahead)
 
     @cached_property
+    def last_layers(self) -> npt.NDArray[np.int64]:
+        """The last layer that is each row, shape [rows]; of embedding and head, the last layer."""
+        last = np.full(len(self.rows), self.layers - 1)
+        last[self.layer_rows] = np.arange(self.layers)
+        return last
+
+    @cached_property
     def buffer_bytes(self) -> npt.NDArray[np.float64]:
         """Bytes of routers' counters in each row, shape [rows]."""
         return np.array([row.buffer_bytes() for row in self.rows], dtype=float)

@@ -21,7 +21,7 @@ from shipway.compiler.operators.base import (
 from shipway.schemas.layout import Recompute
 
 LOGIT_BYTES = 4
-"""Logits are fp32."""
+"""Statistics of logits, and sums over chunks of tokens, are fp32."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class LossHead(Operator):
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
         vocabulary = self.vocabulary / shard.tensor
-        logits = shard.tokens * vocabulary * LOGIT_BYTES
+        logits = shard.tokens * vocabulary * shard.element_bytes
         return (
             Gemm("head", shard.tokens, self.width, vocabulary, gradients_in_forward=True),
-            Elementwise("cross-entropy", 8 * logits, 0),
+            # read for the sum of exponentials, read again for its gradient, which is written
+            Elementwise("cross-entropy", 4 * logits, 0),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
@@ -59,10 +60,10 @@ class LossHead(Operator):
         return ()
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """The head's gradient summed in fp32, and two chunks of logits, each about as large as the hidden
-        states."""
-        summed = self.vocabulary / shard.tensor * self.width * LOGIT_BYTES
-        return summed + 2 * shard.tokens * self.width / shard.tensor * LOGIT_BYTES
+        """The head's gradient summed in fp32, and a chunk of logits and of their gradients."""
+        vocabulary = self.vocabulary / shard.tensor
+        chunk = chunk_rows(shard.tokens, self.width, vocabulary) * vocabulary
+        return vocabulary * self.width * LOGIT_BYTES + 2 * chunk * shard.element_bytes
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         """Chunk by chunk of tokens the ranks agree on the largest logit, then on the sum of exponentials and

@@ -141,9 +141,42 @@ def _wide(cu_seqlens: Tensor) -> Tensor:
 
 def attention_residual(sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
     """fla's fused softmax over depth."""
-    from fla.ops.attnres import fused_attnres
+    flat = [source.reshape(-1, source.shape[-1]).contiguous() for source in sources]
+    return _residual().apply(query, norm_weight, None, eps, 1.0, False, 1, *flat)[0].view_as(sources[0])
 
-    return fused_attnres(query, sources, norm_weight, rms_eps=eps)
+
+@cache
+def _residual() -> Any:
+    """fla's function, without the sources that it leaves on its context.
+
+    They are saved for backward as well, but what lies on a context recomputation does not know of: a layer
+    that is recomputed would keep its sources after all.
+    """
+    from fla.ops.attnres.fused import FusedAttnresFunction, _build_ptr_table
+
+    class Residual(FusedAttnresFunction):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = FusedAttnresFunction.forward(ctx, *inputs)
+            ctx.res = None
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            saved = ctx.saved_tensors
+            return FusedAttnresFunction.backward(_Given(ctx, saved, _build_ptr_table(saved[7:])), *grads)
+
+    return Residual
+
+
+class _Given:
+    """A context whose saved tensors are read already: recomputation hands each of them out once."""
+
+    def __init__(self, ctx: Any, saved_tensors: tuple[Tensor, ...], res: tuple[Tensor, ...]) -> None:
+        self._ctx, self.saved_tensors, self.res = ctx, saved_tensors, res
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 def rows_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Tensor:

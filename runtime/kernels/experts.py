@@ -176,8 +176,8 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """x[rows of expert e] @ weight[e]^T for every expert: [rows, out].
 
     `x` [rows, in], sorted by expert; `weight` [E, out, in]; `offsets` [E] int32, where each expert's rows
-    end. Rows past offsets[-1] come out zero, and get a zero gradient; an expert without rows gets a
-    gradient of zeros (never None), so that every rank's optimizer sees every expert.
+    end. Rows past offsets[-1] come out as anything, and so do their gradients; an expert without rows gets
+    a gradient of zeros (never None), so that every rank's optimizer sees every expert.
     """
     return _GroupedMM.apply(x, inner(weight), offsets)
 
@@ -198,12 +198,9 @@ class _GroupedMM(torch.autograd.Function):
 
 
 def _rows_by_expert(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """x [rows, a] @ weight [E, a, b] by expert, tail rows zero."""
+    """x [rows, a] @ weight [E, a, b] by expert; the kernel leaves rows of no expert as it found them."""
     if _fused(x, weight):
-        out = torch._grouped_mm(x, weight, offs=offsets)
-        rows = torch.arange(out.shape[0], device=out.device).unsqueeze(1)
-        # The kernel leaves the tail as it found it. Not in place: selective recomputation keeps `out`.
-        return out.masked_fill(rows >= offsets[-1], 0)
+        return torch._grouped_mm(x, weight, offs=offsets)
     segments = _segments(offsets)
     products = [x[start:end] @ weight[expert] for expert, start, end in segments]
     tail = x.shape[0] - (segments[-1][2] if segments else 0)

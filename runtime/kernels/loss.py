@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .precision import compute_dtype
+from .elementwise import fuse
+from .precision import compute_dtype, widen
 
 
 def chunk_rows(tokens: int, width: int, vocabulary: int) -> int:
@@ -47,16 +48,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         for start in range(0, hidden.shape[0], rows):
             part = slice(start, start + rows)
-            logits = (hidden[part] @ weight_here.mT).to(wide)
+            logits = hidden[part] @ weight_here.mT
             valid = labels[part] != ignore_index
             target = labels[part].where(valid, 0).unsqueeze(1)
-            normalizer = logits.logsumexp(1, keepdim=True)
-            loss += ((normalizer - logits.gather(1, target)).squeeze(1) * valid).sum()
+            normalizer, losses = _losses(logits, target, valid)
+            loss += losses
             if grad_hidden is None and grad_weight is None:
                 continue
-            slope = logits.sub_(normalizer).exp_()
-            slope.scatter_add_(1, target, slope.new_full((), -1.0).expand_as(target))
-            slope = slope.mul_(valid.unsqueeze(1)).to(hidden.dtype)
+            slope = _slope(logits, normalizer, target, valid)
             if grad_hidden is not None:
                 torch.mm(slope, weight_here, out=grad_hidden[part])
             if grad_weight is not None:
@@ -70,9 +69,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return hidden, weight, None, None, None, None
 
 
+@fuse
+def _losses(logits: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """log-sum-exp [n, 1] of the logits [n, V], and the sum of the valid rows' losses; in fp32."""
+    wide = widen(logits)
+    normalizer = wide.logsumexp(1, keepdim=True)
+    return normalizer, ((normalizer - wide.gather(1, target)).squeeze(1) * valid).sum()
+
+
+@fuse
+def _slope(logits: Tensor, normalizer: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+    """Gradient of the losses in the logits [n, V], in their dtype: softmax less one at the target."""
+    softmax = (widen(logits) - normalizer).exp()
+    hit = torch.arange(logits.shape[1], device=logits.device) == target
+    return ((softmax - hit.to(softmax.dtype)) * valid.unsqueeze(1)).to(logits.dtype)
+
+
 def _accumulate(total: Tensor, slope: Tensor, hidden: Tensor) -> None:
     """total += slope^T hidden, in place, summed in the dtype of `total`."""
     if slope.dtype == total.dtype:
         total.addmm_(slope.mT, hidden)
+    elif total.is_cuda:
+        torch.addmm(total, slope.mT, hidden, out_dtype=total.dtype, out=total)
     else:
         total += slope.mT @ hidden

@@ -61,6 +61,8 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision) -> None:
             fully_shard(feed_forward.router, mesh=mesh.fsdp, mp_policy=exact, reshard_after_forward=reshard)
         fully_shard(layer, reshard_after_forward=reshard, **options)
     fully_shard(model, reshard_after_forward=False, **options)
+    if mesh.size("dp_replicate") * mesh.size("fsdp") * mesh.size("expert_shard") == 1:
+        return  # nothing is averaged among one, and dividing by one would cost a copy of every gradient
     for module in fsdp_modules(model):
         # The loss is divided by the global count of tokens, so gradients are summed, never averaged.
         module.set_gradient_divide_factor(1.0)

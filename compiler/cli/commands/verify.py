@@ -227,8 +227,8 @@ def _case(comparison: Comparison, plan: Plan) -> dict[str, object]:
     reading = comparison.reading
     return {
         "name": plan.name,
-        "model": plan.blueprint.model.model_dump(mode="json", exclude_defaults=True),
-        "stages": [s.model_dump(mode="json", exclude_defaults=True) for s in plan.blueprint.training.stages],
+        "model": plan.blueprint.model.model_dump(mode="json"),
+        "stages": [s.model_dump(mode="json", exclude_none=True) for s in plan.blueprint.training.stages],
         "optimizer": plan.blueprint.training.optimizer.kind,
         "calibration": plan.calibration,
         "verdict": comparison.verdict,
