@@ -3,8 +3,9 @@
     python -m shipway.runtime.supervisor BUILD --run-dir runs/ID
 
 Restarts on preemption and on retryable failures, never on fatal ones, and not without progress. One
-Ctrl-C (or TERM, USR1) lets the workers save and leave; a second one kills them. A terminal that goes
-away ends nothing. The exit code is the last attempt's.
+Ctrl-C (or TERM, USR1) lets the workers save and leave; a Ctrl-C after that kills them, a TERM does not: who
+asks twice to save has not asked to lose steps. A terminal that goes away ends nothing. The exit code is the
+last attempt's.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ class Supervisor:
         self.stop_requests += 1
         child = self._child
         if self.stop_requests == 1:
-            self.say("stopping: the workers save at the end of this step (once more to kill them)")
+            self.say("stopping: the workers save at the end of this step (Ctrl-C to kill them)")
             self._tell_to_stop()
-        elif child is not None:
+        elif number == signal.SIGINT and child is not None:
             self.say("killing the workers")
             kill_workers(self.run.path / "attempts" / str(self._number))
             child.kill()

@@ -12,6 +12,7 @@ from shipway.compiler.launch.devices import device_diagnostics
 from shipway.compiler.launch.job import Programme
 from shipway.compiler.launch.processes import leader, stray_workers
 from shipway.compiler.launch.target import Command, JobState, Run
+from shipway.compiler.launch.templates import fill
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.run import Job, RunRecord
 
@@ -20,8 +21,18 @@ class Local:
     """torchrun under `shipway.runtime.supervisor`."""
 
     def render(self, programme: Programme) -> dict[str, str]:
-        """Nothing: one command starts it, and `--dry-run` shows it."""
-        return {}
+        """What starts the supervisor, in the workers' environment."""
+        largest = programme.largest
+        script = fill(
+            "launch/local/local.sh.j2",
+            name=programme.name,
+            plan_hash=programme.plan_hash,
+            regenerate=programme.regenerate,
+            size=largest.describe(programme.on_gpus).removeprefix("1 node of "),
+            processes=largest.processes_per_node,
+            layers=environment.layers(programme),
+        )
+        return {"local.sh": script} if largest.nodes == 1 else {}
 
     def check(self, programme: Programme, build: Path) -> list[Diagnostic]:
         """The plan is for one node, and for devices that are here."""
@@ -43,15 +54,13 @@ class Local:
         return []
 
     def submit(self, programme: Programme, run: Run) -> list[Command]:
-        """One supervisor in the foreground."""
-        variables = {v.name: v.value for _, layer in environment.layers(programme) for v in layer}
-        kept = {name: value for name, value in variables.items() if name not in os.environ}
-        supervisor = (sys.executable, "-m", "shipway.runtime.supervisor", str(run.build))
+        """The build's own script, which becomes the supervisor, in the foreground."""
+        size = programme.largest.describe(programme.on_gpus).removeprefix("1 node of ")
         return [
             Command(
-                (*supervisor, "--run-dir", str(run.folder)),
-                f"train on this machine with {programme.largest.processes_per_node} processes",
-                kept,
+                ("bash", str(run.build / "launch" / "local.sh"), str(run.folder)),
+                f"train on this machine with {size}",
+                {"SHIPWAY_PYTHON": os.environ.get("SHIPWAY_PYTHON", sys.executable)},
                 foreground=True,
                 holds_signals=True,
             )

@@ -15,6 +15,8 @@ SSH = ("cluster.target.kind=ssh", "+cluster.target.hosts=[127.0.0.1, localhost]"
 SLURM = ("cluster.target.kind=slurm",)
 ON_GPUS = ("small_h200", "cluster=h100_8x8")
 ALL = {
+    "local-cpu": ("tiny",),
+    "local-gpu": ("small_h200", "cluster=h100_8"),
     "slurm-cpu": ("tiny", *TWO_NODES, *SLURM),
     "slurm-gpu": (*ON_GPUS, "+cluster.target.partition=gpu", "+cluster.target.spare_nodes=1"),
     "slurm-apptainer": (*ON_GPUS, "+cluster.target.container=/images/small.sif"),

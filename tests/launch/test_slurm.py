@@ -1,25 +1,32 @@
-"""Slurm, the real one: training over two emulated nodes, preemption, a node that dies, a job that cannot be.
+"""Slurm, the real one: training over two emulated nodes, preemption, a node that dies, stop and resume.
 
 The module's runs are made once (`story`) and looked at by several tests: each start of the workers costs
-seconds. One run is left alone; the other is preempted by a job of a higher partition, and later loses a node.
+seconds. One run is left alone; one is preempted by a job of a higher partition, and later loses a node; one
+is given a node that fails its pre-flight, and is stopped and resumed by its user.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from shipway.compiler.cli.app import run as shipway
 from shipway.compiler.launch import record
 from shipway.compiler.launch.excluded import read_excluded
 from shipway.compiler.launch.launch import Launch, Started, prepare, start
+from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.run_folder import RunFolder
+from shipway.runtime.session import train_here
+from shipway.runtime.signals import StopRequest
 from tests.launch.builds import SHORT, TWO_NODES, built
 from tests.launch.secrets import SECRET, files_with
 from tests.launch.slurm_lab.lab import SlurmLab
+from tests.runtime.ranks import run_ranks
 
 LONGER = "training.stages.0.tokens=7680"
 """30 steps: trouble must come before the stage is over, however quick the machine."""
@@ -36,6 +43,18 @@ class Story:
     """Nodes that the first stage ran on."""
     queue_after_preemption: str
     lost_node: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that its user stopped and resumed."""
+
+    run: Path
+    second_job: str
+    """What Slurm says of the job that took over from the one with the bad node."""
+    nodes_when_resumed: str
+    at_step: int
+    """Step that it had made when it had saved."""
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +92,26 @@ def queue_when_requeued(slurm: SlurmLab, job: str) -> str:
     seen: list[str] = []
 
     def waits() -> bool:
-        seen.append(slurm.run("squeue", "--noheader", "--format=%i %T %E").stdout)
+        seen.append(queue_of(slurm))
         return f"{job} PENDING" in seen[-1]
 
     slurm.wait_for(waits, "the run waits in the queue", 300)
     return seen[-1]
 
 
+def queue_of(slurm: SlurmLab) -> str:
+    """Jobs that run or wait."""
+    return slurm.run("squeue", "--noheader", "--format=%i %T %E").stdout
+
+
 def train_without_slurm(build: Path, run: Path) -> Path:
     """The whole programme in one go, on this machine."""
-    torchrun = (sys.executable, "-m", "shipway.runtime.elastic", "--standalone", "--nproc-per-node=2")
-    subprocess.run([*torchrun, "-m", "shipway.runtime.main", str(build), "--run-dir", str(run)], check=True)
+    assert run_ranks(_train, 2, build, run) == [ExitCode.DONE] * 2
     return run
+
+
+def _train(build: Path, run: Path) -> ExitCode:
+    return train_here(build, RunFolder(run), torch.device("cpu"), StopRequest())
 
 
 def launch(slurm: SlurmLab, build: Path, runs: Path, name: str) -> Path:
@@ -116,9 +143,10 @@ def reasons(run: Path) -> list[str]:
     return [attempt.reason for attempt in record.read_attempts(run)]
 
 
-def losses(run: Path) -> dict[int, float]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return {entry["step"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
+def made(run: Path) -> list[tuple[int, float]]:
+    """Step and loss of every step, also of those that were made again."""
+    entries = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
 
 
 def test_a_stage_trains_over_two_nodes(story: Story) -> None:
@@ -146,8 +174,8 @@ def test_no_secret_of_the_submitters_environment_was_written(story: Story) -> No
 
 
 def test_a_troubled_run_ends_with_the_loss_of_the_unbroken_one(story: Story) -> None:
-    assert len(losses(story.unbroken)) == 34
-    assert losses(story.troubled) == losses(story.unbroken)
+    assert len(made(story.unbroken)) == 34
+    assert dict(made(story.troubled)) == dict(made(story.unbroken))
 
 
 def test_a_job_that_cannot_be_satisfied_is_refused_at_submission(slurm: SlurmLab, tmp_path: Path) -> None:
@@ -161,21 +189,54 @@ def test_a_job_that_cannot_be_satisfied_is_refused_at_submission(slurm: SlurmLab
     assert "node configuration is not available" in started.output
 
 
-def test_a_node_that_fails_the_pre_flight_is_left_out(
-    slurm: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def stopped(slurm: SlurmLab, story: Story, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """A run on nodes of which one is bad, stopped and resumed by its user, and then dropped."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SHIPWAY_PYTHON", str(python_that_dies_on("n1", folder)))
+        run = launch(slurm, story.troubled.parent.parent / "build", folder / "runs", "bad-node")
+        first, last = first_job(run), job_of(run, "02-long")
+        slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 900)
+        second = first_job(run)
+        described = slurm.run("scontrol", "show", "job", second).stdout
+        follows = ("squeue", "--noheader", f"--jobs={last}", "--format=%E")
+        slurm.wait_for(lambda: f"afterok:{second}" in slurm.run(*follows).stdout, "the chain follows")
+
+        slurm.wait_for(lambda: step(run) >= 2, "the run trains", 900)
+        shipway_there(slurm, "stop", run)
+        slurm.wait_for(lambda: reasons(run)[1:] == ["stopped"], "the run saves and ends", 900)
+        slurm.wait_for(lambda: not queue_of(slurm), "its jobs leave the queue", 300)
+        reached = step(run)
+        shipway_there(slurm, "resume", run)
+    slurm.wait_for(lambda: step(run) > reached, "the resumed run goes on", 900)
+    resumed = slurm.nodes(first_job(run))
+    shipway_there(slurm, "stop", run)
+    return Stopped(run, described, resumed, reached)
+
+
+def shipway_there(slurm: SlurmLab, command: str, run: Path) -> None:
+    """A command on a run, as its user gives it."""
+    with slurm.as_environment():
+        assert shipway([command, run.name, "--runs", str(run.parent), "--quiet"]) == 0
+
+
+def test_a_node_that_fails_the_pre_flight_is_left_out(stopped: Stopped) -> None:
     """The job that Slurm gave a bad node submits another without it, and moves the chain behind that."""
-    build = built(tmp_path / "build", "tiny", *SLURM)
-    monkeypatch.setenv("SHIPWAY_PYTHON", str(python_that_dies_on("n1", tmp_path)))
-    run = launch(slurm, build, tmp_path / "runs", "bad-node")
-    first, last = first_job(run), job_of(run, "02-long")
-    slurm.wait_for(lambda: first_job(run) != first, "another job takes over", 900)
-    described = slurm.run("scontrol", "show", "job", first_job(run)).stdout
-    assert "ExcNodeList=n1" in described
-    follows = ("squeue", "--noheader", f"--jobs={last}", "--format=%E")
-    slurm.wait_for(lambda: f"afterok:{first_job(run)}" in slurm.run(*follows).stdout, "the chain follows")
-    slurm.wait_for(lambda: reasons(run) == ["preflight"], "it says why")
-    slurm.run("scancel", last, first_job(run))
+    assert "ExcNodeList=n1" in stopped.second_job
+    assert reasons(stopped.run)[0] == "preflight"
+    assert read_excluded(stopped.run) == ("n1",)
+
+
+def test_a_run_that_is_stopped_saves_first_and_is_resumed_where_it_was(
+    story: Story, stopped: Stopped
+) -> None:
+    """At the step after the one that it saved at, off the bad node, with the losses of the unbroken run."""
+    before = record.read_attempts(stopped.run)[1]
+    assert (before.reason, before.exit_code) == ("stopped", 75)
+    assert "n1" not in stopped.nodes_when_resumed.split(",")
+    steps = made(stopped.run)[: stopped.at_step + 1]
+    assert steps == made(story.unbroken)[: stopped.at_step + 1]
 
 
 def python_that_dies_on(node: str, folder: Path) -> Path:

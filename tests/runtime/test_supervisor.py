@@ -72,6 +72,7 @@ def test_killed_worker_is_replaced_and_a_request_to_stop_saves(tmp_path: Path) -
         os.kill(int((run / "attempts/1/rank1.pid").read_text()), signal.SIGKILL)
         wait_for_step(run, 8)
         supervisor.send_signal(signal.SIGINT)
+        supervisor.send_signal(signal.SIGTERM)  # `shipway stop` on top
         output, _ = supervisor.communicate(timeout=DEADLINE_SECONDS)
     finally:
         supervisor.kill()
