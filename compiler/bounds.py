@@ -16,7 +16,7 @@ from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
 from shipway.compiler.tables import Tables, cells_of, shardings_of
-from shipway.compiler.unique import unique_rows
+from shipway.compiler.unique import distinct, unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
 from shipway.schemas.layout import ACTIVATION_OFFLOAD
 
@@ -84,7 +84,7 @@ def layout_seconds(problem: Problem, candidates: Candidates, shared: Tables) -> 
 
 def _alike(work: Workload, per_row: Floats) -> list[Ints]:
     """Rows of layers in sets of about equal cost; any sets give a bound, these a good one."""
-    rows = np.unique(work.layer_rows)
+    rows = work.layer_kinds
     cost = per_row[:, rows].mean(axis=(0, 2))
     order = np.argsort(cost)
     jumps = np.flatnonzero(cost[order][1:] > 1.1 * cost[order][:-1]) + 1
@@ -121,7 +121,7 @@ def _second_rank(problem: Problem, c: Candidates, shared: Tables) -> Floats:
     work, parts, cell = problem.work, shared.parts, shared.cell_of
     if work.layers < 2 or not (c.pp > 1).any():
         return np.zeros(len(c))
-    rows = np.unique(work.layer_rows[1:])
+    rows = np.array(distinct(work.layer_rows[1:]))
     per_row = parts.forward[None] + parts.backward
     (total, heaviest, lightest) = _per_layout(
         c, cell, work.totals @ per_row, per_row[:, rows].max(axis=1), per_row[:, rows].min(axis=1)

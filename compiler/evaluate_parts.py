@@ -20,6 +20,7 @@ from shipway.compiler.layouts import RECOMPUTE
 from shipway.compiler.operators import fp8
 from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Transfer, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
+from shipway.compiler.unique import distinct
 from shipway.compiler.workload import Workload
 from shipway.schemas.model import Experts
 
@@ -125,10 +126,8 @@ def load_imbalance(experts: Experts | None, local_tokens: Floats, ep: Ints, perc
         return np.ones(len(ep))
     # Measured after one quantile step: only sampling noise is left; the sign rule and losses leave more.
     skew = {"quantile": 0.02, "bias": 0.10, "auxiliary": 0.15, "none": 0.60}[experts.balancing.kind]
-    deviations = {
-        int(degree): NormalDist().inv_cdf(percentile ** (1 / int(degree))) for degree in np.unique(ep)
-    }
-    z = np.array([deviations[int(degree)] for degree in ep])
+    deviations = {degree: NormalDist().inv_cdf(percentile ** (1 / degree)) for degree in distinct(ep)}
+    z = np.array([deviations[degree] for degree in ep.tolist()])
     load = np.maximum(local_tokens * experts.active, 1.0)
     spread = np.sqrt(1.0 / load + skew**2 * ep / experts.routed)
     return np.where(ep > 1, np.minimum(1.0 + z * spread, ep), 1.0)

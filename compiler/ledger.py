@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,11 +120,9 @@ def ledger(chosen: Chosen) -> tuple[Collective, ...]:
     kept = {
         call: count for call, count in counts.items() if groups[call.axis][0] > 1 and count and call.bytes
     }
-    network, fab = chosen.problem.network, chosen.problem.network.fabric
-    seconds = {
-        call: count * float(network.collective_seconds(call.collective, call.bytes, *groups[call.axis]))
-        for call, count in kept.items()
-    }
+    seconds = _seconds(chosen.problem, kept, groups)
+    fab = chosen.problem.network.fabric
+    far = {axis: bool(path(fab, *group).crosses_network) for axis, group in groups.items()}
     hidden = sum(seconds[call] for call in kept if call.is_hidden)
     share = min(float(chosen.group.time[EXPOSED][0]) / hidden, 1.0) if hidden else 0.0
     lines = [
@@ -137,7 +136,7 @@ def ledger(chosen: Chosen) -> tuple[Collective, ...]:
                 "bytes": call.bytes,
                 "count": count,
                 "algorithm": algorithm(call.collective),
-                "link": "network" if bool(path(fab, *groups[call.axis]).crosses_network) else "scale-up",
+                "link": "network" if far[call.axis] else "scale-up",
                 "seconds": seconds[call],
                 "exposed_seconds": max(seconds[call] - count * call.under_seconds, 0.0)
                 * (share if call.is_hidden else 1.0),
@@ -147,6 +146,20 @@ def ledger(chosen: Chosen) -> tuple[Collective, ...]:
         for call, count in kept.items()
     ]
     return tuple(sorted(lines, key=lambda line: (-line.seconds, line.name, line.bytes)))
+
+
+def _seconds(
+    problem: Problem, counts: Mapping[Call, int], groups: Mapping[str, tuple[int, int]]
+) -> dict[Call, float]:
+    """Seconds of all calls of each kind."""
+    seconds: dict[Call, float] = {}
+    for collective in {call.collective: None for call in counts}:
+        calls = [call for call in counts if call.collective == collective]
+        sizes = np.array([call.bytes for call in calls])
+        size, stride = np.array([groups[call.axis] for call in calls]).T
+        each = problem.network.collective_seconds(collective, sizes, size, stride)
+        seconds |= {call: counts[call] * one for call, one in zip(calls, each.tolist(), strict=True)}
+    return seconds
 
 
 def _groups(candidate: Candidates) -> dict[str, tuple[int, int]]:
@@ -206,7 +219,8 @@ def _of_states(chosen: Chosen) -> Iterator[Entry]:
     once, passes = piped or zero == 1, 2 if zero == 3 else 1
     after = "after a chunk's last backward" if piped else "under the next layer's backward"
     for chunk in chosen.states:
-        for group in chunk.groups:
+        # Layers of one kind share their groups.
+        for group, layers in Counter(chunk.groups).items():
             gathers = 1 if once else chosen.micro_batches * (1 if group.is_root else passes)
             reductions = 1 if once else chosen.micro_batches
             ranks = group.held[0].ranks
@@ -216,12 +230,12 @@ def _of_states(chosen: Chosen) -> Iterator[Entry]:
                 Call(
                     group.name, group.axis, "all_gather", gathered, "under the layer before", is_hidden=True
                 ),
-                gathers,
+                layers * gathers,
             )
             gradients = f"gradients of {group.name}"
             yield (
                 Call(gradients, group.axis, "reduce_scatter", part * ranks, after, is_hidden=True),
-                reductions,
+                layers * reductions,
             )
             note = "once a step, after the reduction"
             yield (
@@ -233,7 +247,7 @@ def _of_states(chosen: Chosen) -> Iterator[Entry]:
                     note,
                     is_hidden=True,
                 ),
-                1,
+                layers,
             )
 
 

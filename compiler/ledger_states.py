@@ -17,7 +17,7 @@ from shipway.compiler.workload import FIRST, LAST, Row, Workload
 StateAxis = Literal["dp_shard", "expert_shard"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Parameters that FSDP gathers and reduces in one call."""
 

@@ -74,14 +74,15 @@ class _Kind:
 def exchanges(parameters: Sequence[Held], degrees: Degrees, per_head: bool) -> Iterator[Exchange]:
     """All exchanges of one optimizer step over the parameters that Muon updates, in the model's order."""
     groups: dict[_Kind, list[_Item]] = {}
-    known: dict[int, tuple[_Kind, _Item]] = {}
+    known: dict[int, tuple[list[_Item], _Item]] = {}
     for h in parameters:
         if id(h) not in known:
             item = _item(h, per_head)
             axis = "" if _is_whole(h, item) else _axis(h, degrees)
-            known[id(h)] = _Kind(axis, _copies(h, degrees), h.parameter.sharding == "expert"), item
-        kind, item = known[id(h)]
-        groups.setdefault(kind, []).append(item)
+            kind = _Kind(axis, _copies(h, degrees), h.parameter.sharding == "expert")
+            known[id(h)] = groups.setdefault(kind, []), item
+        alike, item = known[id(h)]
+        alike.append(item)
     for kind, items in groups.items():
         ranks = math.prod(_ranks(axis, degrees) for axis in (kind.axis, *kind.copies) if axis)
         for some in _rounds(items, ranks):
@@ -169,7 +170,8 @@ def _shared(
 def _together(items: Sequence[_Item], axis: str, degrees: Degrees) -> Iterator[Exchange]:
     """Shards go to the owners of their matrices, and blocks of the updates come back."""
     pieces = [item for item in items for _ in range(item.pieces)]
-    owned = _owned([piece.work for piece in pieces], _ranks(axis, degrees))
+    work = [work for item in items for work in [item.work] * item.pieces]
+    owned = _owned(work, _ranks(axis, degrees))
     sent = sum(item.held.part_elements for item in items)
     made = sum(pieces[i].piece_elements for i in owned)
     over = axis.removesuffix(ALONE)
@@ -179,9 +181,15 @@ def _together(items: Sequence[_Item], axis: str, degrees: Degrees) -> Iterator[E
 
 def _owned(work: Sequence[float], ranks: int) -> list[int]:
     """Which the first rank owns: heaviest first to the rank with the least work."""
-    load = [(0.0, rank) for rank in range(ranks)]
-    owned = []
-    for index in sorted(range(len(work)), key=lambda i: (-work[i], i)):
+    order = sorted(range(len(work)), key=work.__getitem__, reverse=True)
+    owned, level, dealt = [], 0.0, 0
+    # As long as all ranks have the same work, equal pieces go round them in turn.
+    while dealt + ranks <= len(order) and work[order[dealt]] == work[order[dealt + ranks - 1]]:
+        owned.append(order[dealt])
+        level += work[order[dealt]]
+        dealt += ranks
+    load = [(level, rank) for rank in range(ranks)]
+    for index in order[dealt:]:
         held, owner = load[0]
         heapq.heapreplace(load, (held + work[index], owner))
         if owner == 0:

@@ -122,15 +122,20 @@ def _read_bytes(tensors: Sequence[StateTensor], before: Sequence[Layout], after:
     whole saved shard is read.
     """
     total = np.zeros((len(before), len(after)))
-    for tensor in tensors:
-        saved, wanted = (
-            np.array([shards(tensor.parameter, layout) for layout in layouts]) for layouts in (before, after)
-        )
-        old, new = saved[:, None, :], wanted[None, :, :]
+    saved, wanted = _all_shards(tensors, before), _all_shards(tensors, after)
+    for tensor, mine, others in zip(tensors, saved, wanted, strict=True):
+        old, new = mine[:, None, :], others[None, :, :]
         repeats = (old + new - np.gcd(old, new)) / old
         total += tensor.bytes * repeats.prod(axis=2)
     result: Floats = total * np.array([readers(layout) for layout in after])[None, :]
     return result
+
+
+def _all_shards(tensors: Sequence[StateTensor], layouts: Sequence[Layout]) -> npt.NDArray[np.int64]:
+    """Shards along each dimension, [tensors, layouts, dimensions]; many layouts divide parameters alike."""
+    degrees = [degrees_of(layout) for layout in layouts]
+    cut = {one: [shards(tensor.parameter, one) for tensor in tensors] for one in dict.fromkeys(degrees)}
+    return np.array([cut[one] for one in degrees]).swapaxes(0, 1)
 
 
 def readers(layout: Layout) -> int:
@@ -148,11 +153,11 @@ def degrees_of(layout: Layout) -> Degrees:
     )
 
 
-def shards(parameter: Parameter, layout: Layout) -> tuple[int, ...]:
+def shards(parameter: Parameter, degrees: Degrees) -> tuple[int, ...]:
     """Shards along each dimension of a parameter, filled up with ones."""
-    mine = held(parameter, degrees_of(layout))
+    mine = held(parameter, degrees)
     if mine is None:
-        raise ValueError(f"{parameter.name} cannot be shared by {degrees_of(layout)}")
+        raise ValueError(f"{parameter.name} cannot be shared by {degrees}")
     counts = _counts(mine)
     return (*counts, *[1] * (DIMENSIONS - len(counts)))
 

@@ -51,7 +51,7 @@ class Tables:
     def rounded(self) -> Ints:
         """Seconds of each row in steps of the heaviest layer's, [rows, policies, cells], for cutting."""
         both = (self.parts.forward[None] + self.parts.backward).transpose(1, 0, 2)
-        heaviest = both[np.unique(self.work.layer_rows)].max(axis=0)
+        heaviest = both[self.work.layer_kinds].max(axis=0)
         steps: Ints = np.rint(both / heaviest * RESOLUTION).astype(np.int64)
         return steps
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shipway.compiler.lower import LoweredModel, Part, final_sources, sources_read
 from shipway.compiler.operators.base import Limit, Operator, Parameter
+from shipway.compiler.unique import distinct
 
 FIRST, LAST = 0, -1
 
@@ -71,6 +72,11 @@ class Workload:
         counts = np.bincount(self.layer_rows, minlength=len(self.rows))
         counts[FIRST] = counts[LAST] = 1
         return counts
+
+    @cached_property
+    def layer_kinds(self) -> npt.NDArray[np.int64]:
+        """Rows that are layers, in rising order."""
+        return np.array(distinct(self.layer_rows))
 
     @cached_property
     def rows_ahead(self) -> npt.NDArray[np.float64]:
