@@ -49,6 +49,8 @@ class Searched:
     found: Found | None
     least_offloaded_bytes: float | None = None
     """Where nothing fits: the least that a device would need with something in host memory, if tried."""
+    plan: StagePlan | None = None
+    """Of the best layout, which most often is the best in sequence too."""
 
 
 PASSES = (
@@ -93,18 +95,23 @@ def make_plan(
         return wrong
     tell("enumerate", [p.space for p in problems])
     results: list[tuple[Problem, Found]] = []
+    likely: list[StagePlan | None] = []
     for index, (p, of_stage) in enumerate(zip(problems, spread(_found, problems), strict=True)):
         found = of_stage.found
         if found is None or found.best is None:
             wrong += nothing_fits(p, found, index, of_stage.least_offloaded_bytes)
         else:
             results.append((offloading(p, of_stage.offload), found))
+            likely.append(of_stage.plan)
     if wrong:
         return wrong
     tell("search", results)
     together = programme(results)
     tell("sequence", together.summary())
-    stages = tuple(stage_plan(p, found) for (p, _), found in zip(results, together.found, strict=True))
+    stages = tuple(
+        alone if alone is not None and found.best == chosen.best else stage_plan(p, chosen)
+        for (p, found), chosen, alone in zip(results, together.found, likely, strict=True)
+    )
     tell("assemble", stages)
     if not blueprint.training.data.relative_paths():
         folder = ""  # so that the same blueprint gives the same plan wherever it lies
@@ -112,8 +119,12 @@ def make_plan(
 
 
 def _found(stage: Problem) -> Searched:
-    found = searched(stage)
-    return replace(found, found=found.found and found.found.for_sequences())
+    """What the search came to, with the plan of the best layout beside it, on the same core."""
+    result = searched(stage)
+    if result.found is None or result.found.best is None:
+        return result
+    found = result.found.for_sequences(stage.capacity_bytes)
+    return replace(result, found=found, plan=stage_plan(offloading(stage, result.offload), found))
 
 
 def searched(stage: Problem) -> Searched:

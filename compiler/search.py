@@ -9,7 +9,7 @@ bound. What cannot fit by a lower bound is never evaluated.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from shipway.compiler.layouts import (
 )
 from shipway.compiler.problem import Problem
 from shipway.compiler.tables import Tables, tables, with_splits
+from shipway.compiler.unique import distinct
 from shipway.schemas.plan import Verdict
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +54,7 @@ class Found:
     """What the search saw of a stage."""
 
     candidates: Candidates
-    """Layouts that were evaluated."""
+    """Layouts that were evaluated; after `for_sequences` a few of them."""
     batches: tuple[tuple[int, Tables], ...]
     """For each batch in which they were: how many layouts, and their tables; none after `for_sequences`."""
     step_seconds: Floats
@@ -70,12 +71,30 @@ class Found:
     few: Mapping[int, Tables] = field(default_factory=dict)
     """Tables by layout, of those that were kept when the batches were let go."""
 
-    def for_sequences(self) -> Found:
-        """The same with the tables of the best few alone: a hundredth of the size."""
+    def for_sequences(self, capacity: int) -> Found:
+        """The same with the few that a plan chooses among and names: a hundredth of the size.
+
+        These are the best, and the fastest of those that may need more than `capacity` bytes.
+        """
         if self.best is None:
             return self
-        few = {int(layout): self.tables_of(int(layout)) for layout in self.order[:IN_SEQUENCES]}
-        return replace(self, batches=(), few=few)
+        best = self.order[:IN_SEQUENCES]
+        needy = np.flatnonzero(self.upper_bytes > capacity)
+        needy = needy[np.argsort(self.step_seconds[needy], kind="stable")][:IN_SEQUENCES]
+        kept = np.array(distinct(np.concatenate([best, needy])))
+        place = np.searchsorted(kept, best)
+        return Found(
+            candidates=self.candidates.take(kept),
+            batches=(),
+            step_seconds=self.step_seconds[kept],
+            peak_bytes=self.peak_bytes[kept],
+            upper_bytes=self.upper_bytes[kept],
+            node_bytes=self.node_bytes[kept],
+            legal=self.legal,
+            best=int(place[0]),
+            order=place,
+            few={int(new): self.tables_of(int(old)) for old, new in zip(best, place, strict=True)},
+        )
 
     def tables_of(self, layout: int) -> Tables:
         """Tables of one evaluated layout alone."""
