@@ -22,6 +22,7 @@ from shipway.runtime.parallel.context import apply_context_parallel
 from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
 from shipway.runtime.parallel.expert import apply_expert_parallel
 from shipway.runtime.parallel.float8 import apply_float8, check_linears
+from shipway.runtime.parallel.offload import apply_offloaded_recompute
 from shipway.runtime.parallel.pipeline import Chunk, Pipeline, chunks_of, keep_chunk
 from shipway.runtime.parallel.recompute import apply_recompute
 from shipway.runtime.parallel.tensor import apply_tensor_parallel
@@ -115,7 +116,10 @@ def parallelize(model: nn.Module, mesh: Mesh, arithmetic: Arithmetic) -> None:
     apply_expert_parallel(model, mesh)
     apply_context_parallel(model, mesh)
     apply_compilation(model, mesh.device, arithmetic.compilation, mesh.size("tp"), fp8=fp8)
-    apply_recompute(model, mesh.layout.recompute)
+    if mesh.layout.offloads_activations:
+        apply_offloaded_recompute(model, mesh.device)
+    else:
+        apply_recompute(model, mesh.layout.recompute)
     apply_fsdp(model, mesh, precision)
 
 

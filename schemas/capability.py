@@ -75,7 +75,7 @@ CAPABILITY = Capability(
     active_stages_gathered=3,
     receive_buffers="per_micro_batch",
     virtual_stages=8,
-    offload=("none", "optimizer"),
+    offload=("none", "optimizer", "activations", "both"),
     offload_slice_elements=16 * 2**20,
 )
 

@@ -166,6 +166,13 @@ OFFLOADED: Mapping[str, Layout] = {
     "fsdp 2, optimizer offloaded": layout("fsdp 2", offload="optimizer"),
     "rep 2, fsdp 2, ep 2, optimizer offloaded": layout("rep 2, fsdp 2, ep 2", offload="optimizer"),
     "pp 2, tp 2, optimizer offloaded": layout("pp 2, tp 2", **PIPELINE, offload="optimizer"),
+    "activations offloaded": layout(offload="activations", recompute="full", micro_batch=2),
+    "fsdp 2, ep 2, activations offloaded": layout("fsdp 2, ep 2", offload="activations", recompute="full"),
+    "pp 2, fsdp 2, activations offloaded": layout(
+        "pp 2, fsdp 2", **PIPELINE, offload="activations", recompute="full"
+    ),
+    "cp 2, tp 2, both offloaded": layout("cp 2, tp 2", offload="both", recompute="full"),
+    "pp 2, zbv, both offloaded": layout("pp 2", **V_SHAPED["zbv"], offload="both", recompute="full"),
 }
 
 ROWS: Mapping[str, Row] = {

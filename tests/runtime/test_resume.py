@@ -100,7 +100,8 @@ def test_signal_to_one_rank_saves_and_the_next_start_goes_on_bit_for_bit(
 def test_state_that_one_stage_keeps_on_the_host_goes_on_in_the_next_on_the_device(
     unbroken: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
-    layouts = [LAYOUTS[0].model_copy(update={"offload": "optimizer"}), LAYOUTS[1]]
+    moved = {"offload": "both", "recompute": "full"}
+    layouts = [LAYOUTS[0].model_copy(update=moved), LAYOUTS[1]]
     build = write_build(small_plan(STAGES, layouts, sequences=4, **OPTIONS), tmp_path / "build")
     run = tmp_path / "run"
     assert run_ranks(start, 2, build, run, 2) == [ExitCode.PREEMPTED] * 2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from shipway.compiler.evaluate import STAGED_STATES
 from shipway.compiler.lower import LoweredModel, lower
 from shipway.compiler.operators.base import Shard
+from shipway.runtime.parallel.offload import HostInputs, apply_offloaded_recompute
 from shipway.runtime.parallel.recompute import apply_recompute
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Model
@@ -94,6 +98,34 @@ def test_recomputation_as_the_runtime_applies_it(policy: Recompute, model: Model
     stated = stated_bytes(lower(model), plain_shard(2, context, torch.float32), policy)
     ids = 8 * tokens.numel()  # made by the data loader, not by the model
     assert stated == pytest.approx(held + ids, rel=0.01)
+
+
+@examples(4)
+@given(models(), contexts)
+def test_what_waits_in_host_memory(model: Model, context: int) -> None:
+    assume(model.residual.kind != "full")
+    module = initialised(generated(model).Model())
+    sent: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        pack = HostInputs.pack
+
+        def counting(inputs: HostInputs, tensor: Tensor) -> Any:
+            kept = pack(inputs, tensor)
+            sent.append(0 if kept is tensor else tensor.nbytes)
+            return kept
+
+        patch.setattr(HostInputs, "pack", counting)
+        apply_offloaded_recompute(module, torch.device("cpu"))
+        tokens = torch.randint(0, model.vocabulary, (2, context))
+        held = held_bytes(lambda: module(tokens, tokens))
+    lowered, shard = lower(model), plain_shard(2, context, torch.float32)
+    hidden = 2 * context * model.width * 4
+    moved = sum(part.movable_states for _, part in lowered.placed_parts()) * hidden
+    assert sum(sent) == moved
+    stated = stated_bytes(lowered, shard, "full") - moved
+    leaving = min(STAGED_STATES * hidden, moved)
+    on_device = held - moved - leaving + 8 * tokens.numel()  # here host and device are one
+    assert stated == pytest.approx(on_device, rel=0.01)
 
 
 @examples(8)

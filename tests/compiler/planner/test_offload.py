@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from shipway.compiler.assemble import choose, stage_plan
-from shipway.compiler.host_memory import STATE
-from shipway.compiler.memory import OPTIMIZER, STAGED_STATE
+from shipway.compiler.host_memory import ACTIVATIONS, STATE
+from shipway.compiler.infeasible import illegal
+from shipway.compiler.memory import OPTIMIZER, STAGED_ACTIVATIONS, STAGED_STATE
 from shipway.compiler.pipeline import make_plan, searched
 from shipway.compiler.search import exhaustive, search
 from shipway.runtime.adamw import AdamW, AdamWOptions, AdamWParameter
@@ -84,7 +85,7 @@ def test_two_slices_of_each_moment_are_on_the_device_in_the_update() -> None:
     assert update["optimizer state"][0, 0] == 0
 
 
-@pytest.mark.parametrize("offload", ["optimizer"])
+@pytest.mark.parametrize("offload", ["optimizer", "both"])
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_the_search_finds_what_brute_force_finds(objective: str, offload: str) -> None:
     changes = cluster(8, memory_gib=24) | SMALL_BATCH | {"training.objective": objective}
@@ -127,3 +128,47 @@ def test_the_host_is_planned_with_what_the_runtime_keeps_there() -> None:
     optimizer = AdamW(items, AdamWOptions((0.9, 0.95), 1e-8, 0.1, torch.float32), torch.device("cpu"))
     kept = sum(t.nbytes for kind in (optimizer.first, optimizer.second) for t in kind.values())
     assert planned_state == kept
+
+
+def test_inputs_of_layers_leave_and_are_counted_in_blocks_of_powers_of_two() -> None:
+    pins = {"data_parallel_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 1}
+    without, moved = planned(pins=pins), planned(pins=pins | {"offload": "activations"})
+    hidden = 8192 * 4096 * 2
+    assert hidden == 2**26, "so that nothing is rounded here"
+    host = moved.memory.host
+    assert host is not None
+    (kept,) = [item for item in host.items if item.name == ACTIVATIONS]
+    assert kept.bytes == 8 * 32 * hidden
+    (under_way,) = [item for item in moved.memory.items if item.name == STAGED_ACTIVATIONS]
+    assert under_way.bytes == 2 * hidden
+    freed = without.memory.ranks[0].allocated_bytes - moved.memory.ranks[0].allocated_bytes
+    assert freed == (32 - 2) * hidden
+    assert moved.step_seconds == without.step_seconds, "64 MiB pass under a layer of 8,192 tokens"
+    odd = planned(pins=pins | {"offload": "activations", "tensor_parallel": 1}, **{"model.width": 5120})
+    assert odd.memory.host is not None
+    (rounded,) = [item for item in odd.memory.host.items if item.name == ACTIVATIONS]
+    assert rounded.bytes == 8 * 32 * 2**27, "80 MiB each"
+
+
+def test_a_slow_bus_shows_in_the_step() -> None:
+    pins = {"data_parallel_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 1}
+    slow = {"cluster.device.host_bandwidth": 10**9}
+    without = planned(pins=pins, **slow)
+    moved = planned(pins=pins | {"offload": "activations"}, **slow)
+    (waiting,) = [item for item in moved.time if item.name == "activations to and from the host"]
+    assert waiting.seconds == pytest.approx(moved.step_seconds - without.step_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_activations_need_full_recomputation(recompute: str) -> None:
+    own = problem_of(blueprint("llama31_8b"), pins={"offload": "both", "recompute": recompute})
+    (wrong,) = illegal(own, 0)
+    assert wrong.code == "BP404"
+    assert wrong.field == "training.stages.0.layout.offload"
+    assert wrong.legal == ("none", "optimizer")
+
+
+def test_what_later_layers_read_cannot_leave() -> None:
+    made = rebuilt(blueprint("tiny"), {"model.residual": {"kind": "full"}})
+    (wrong,) = illegal(problem_of(made, pins={"offload": "activations"}), 0)
+    assert "nothing to move" in wrong.summary
