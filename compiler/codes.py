@@ -257,6 +257,13 @@ _CODES = (
         "projections wide enough that rounding their operands takes less time than the faster product saves.",
         "cluster: {device: h200}\ntraining:\n  precision: {compute: fp8}",
     ),
+    Code(
+        "BP407",
+        "A variable that may not stand in a blueprint",
+        "Rank, world size and rendezvous belong to the launcher. Secrets would be written into plans and scripts: "
+        "export them where you launch (Slurm), or name a Secret (Kubernetes).",
+        "cluster:\n  target:\n    environment: {NCCL_IB_HCA: mlx5}",
+    ),
     # Plans
     Code(
         "PL001",
@@ -311,10 +318,8 @@ _CODES = (
     ),
     Code(
         "LA004",
-        "A variable that may not stand in a blueprint",
-        "Rank, world size and rendezvous belong to the launcher. Secrets would be written into scripts and "
-        "records: export them where you launch (Slurm), or name a Secret (Kubernetes).",
-        "cluster:\n  target:\n    environment: {NCCL_IB_HCA: mlx5}",
+        "A variable that may not stand in a plan",
+        "As BP407, of a plan that another version made: plan and build again.",
     ),
     Code(
         "LA005",

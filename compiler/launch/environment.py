@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from shipway.compiler.launch.job import Programme
-
-OWNED = re.compile(
-    r"^(SHIPWAY_.*|PET_.*|TORCHELASTIC_.*|MASTER_ADDR|MASTER_PORT|RANK|LOCAL_RANK|GROUP_RANK|WORLD_SIZE"
-    r"|LOCAL_WORLD_SIZE|CUDA_VISIBLE_DEVICES)$"
-)
-"""Set by the launcher, torchrun or the scheduler: a blueprint that sets one breaks the rendezvous."""
-SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)", re.IGNORECASE
-)
-"""Names of values that must not be written into a file."""
-SECRET_VALUE = re.compile(
-    r"^(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{12}|PRIVATE KEY-|://[^/@\s]*:[^/@\s]+@"
-)
-"""Values that give themselves away: published forms of tokens, private keys, passwords in addresses."""
+from shipway.compiler.rules.variables import refusal
 
 
 @dataclass(frozen=True)
@@ -64,12 +50,7 @@ def layers(programme: Programme) -> tuple[tuple[str, tuple[Variable, ...]], ...]
 
 def refused(programme: Programme) -> list[tuple[str, str]]:
     """Names in the blueprint's environment that may not be there, each with the reason."""
-    found = []
-    for variable in of_blueprint(programme):
-        if OWNED.match(variable.name):
-            found.append((variable.name, "belongs to the launcher: it says who is which rank"))
-        elif SECRET.search(variable.name) or SECRET_VALUE.search(variable.value):
-            found.append(
-                (variable.name, "looks like a secret, and would be written into scripts and records")
-            )
-    return found
+    reasons = [
+        (variable.name, refusal(variable.name, variable.value)) for variable in of_blueprint(programme)
+    ]
+    return [(name, reason) for name, reason in reasons if reason is not None]

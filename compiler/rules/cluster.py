@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shipway.compiler.documents import KeyPath
 from shipway.compiler.rules.report import Report
+from shipway.compiler.rules.variables import refusal
 from shipway.schemas.cluster import AihcTarget, Cluster, KubernetesTarget, LocalTarget, SshTarget
 
 MOST_LEGAL = 4096
@@ -40,6 +41,15 @@ def check_cluster(cluster: Cluster, report: Report) -> None:
             values=nodes,
             help_text="Name one host for each node; more are to spare.",
         )
+    for name, value in cluster.target.environment.items():
+        if reason := refusal(name, value):
+            report.add(
+                "BP407",
+                ("cluster", "target", "environment", name),
+                f"the variable {name} may not stand in a blueprint: it {reason}",
+                help_text="Leave it out. Export secrets where you launch (local, Slurm), or name a Secret with "
+                "`cluster.target.secret` (Kubernetes).",
+            )
     image = getattr(cluster.target, "image", None)
     if isinstance(cluster.target, (KubernetesTarget, AihcTarget)) and isinstance(image, str):
         _check_image(image, report)

@@ -161,6 +161,22 @@ BROKEN = [
         "2\n  devices",
         "slurm",
     ),
+    Broken(
+        "a secret",
+        NETWORKLESS,
+        NETWORKLESS + "  target: {kind: local, environment: {HF_TOKEN: abc}}\n",
+        "BP407",
+        "abc",
+        "looks like a secret",
+    ),
+    Broken(
+        "who is which rank",
+        NETWORKLESS,
+        NETWORKLESS + "  target: {kind: local, environment: {RANK: '1'}}\n",
+        "BP407",
+        "'1'",
+        "belongs to the launcher",
+    ),
     Broken("link domain", "nodes: 1", "nodes: 1\n  link_domain: 4", "BP401", "4", "3, 2, 6"),
     Broken(
         "tensor parallel",
