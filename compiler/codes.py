@@ -260,8 +260,8 @@ _CODES = (
     Code(
         "BP407",
         "A variable that may not stand in a blueprint",
-        "Rank, world size and rendezvous belong to the launcher. Secrets would be written into plans and scripts: "
-        "export them where you launch (Slurm), or name a Secret (Kubernetes).",
+        "Rank, world size and rendezvous belong to the launcher. Secrets would be written into plans and "
+        "scripts: export them where you launch (Slurm), or name a Secret (Kubernetes).",
         "cluster:\n  target:\n    environment: {NCCL_IB_HCA: mlx5}",
     ),
     # Plans

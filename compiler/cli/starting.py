@@ -20,6 +20,8 @@ Wait = Annotated[
 
 def start_run(ready: Launch, output: Output, *, wait: bool) -> NoReturn:
     """Start, tell, with `wait` stay with it, and leave with the code."""
+    import shlex
+
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.launch import launch as launching
     from shipway.compiler.launch.attend import attend, describe
@@ -32,6 +34,8 @@ def start_run(ready: Launch, output: Output, *, wait: bool) -> NoReturn:
     if told := describe(started):
         output.note(told)
     code = started.code
+    if code == exit_codes.ENVIRONMENT and not started.jobs:
+        output.note(f"nothing runs; ask the cluster why: shipway doctor {shlex.quote(str(ready.run.build))}")
     if wait and code == 0 and started.jobs:
         ended = attend(ready, output.note)
         if isinstance(ended, launching.Refusal):

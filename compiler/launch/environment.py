@@ -50,7 +50,5 @@ def layers(programme: Programme) -> tuple[tuple[str, tuple[Variable, ...]], ...]
 
 def refused(programme: Programme) -> list[tuple[str, str]]:
     """Names in the blueprint's environment that may not be there, each with the reason."""
-    reasons = [
-        (variable.name, refusal(variable.name, variable.value)) for variable in of_blueprint(programme)
-    ]
-    return [(name, reason) for name, reason in reasons if reason is not None]
+    given = of_blueprint(programme)
+    return [(each.name, reason) for each in given if (reason := refusal(each.name, each.value))]

@@ -47,8 +47,8 @@ def check_cluster(cluster: Cluster, report: Report) -> None:
                 "BP407",
                 ("cluster", "target", "environment", name),
                 f"the variable {name} may not stand in a blueprint: it {reason}",
-                help_text="Leave it out. Export secrets where you launch (local, Slurm), or name a Secret with "
-                "`cluster.target.secret` (Kubernetes).",
+                help_text="Leave it out. Export secrets where you launch (local, Slurm), or name a Secret in "
+                "cluster.target.secret (Kubernetes).",
             )
     image = getattr(cluster.target, "image", None)
     if isinstance(cluster.target, (KubernetesTarget, AihcTarget)) and isinstance(image, str):

@@ -1,4 +1,4 @@
-"""Variables that may not stand in a blueprint: what a blueprint says is written into plans, scripts and records."""
+"""Variables that may not stand in a blueprint, as it is written into plans, scripts and records."""
 
 from __future__ import annotations
 
