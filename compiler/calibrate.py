@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from shipway.compiler.efficiency import default_calibration
-from shipway.compiler.timing import ATTENTION_BACKWARD_WORK, reached
+from shipway.compiler.timing import ATTENTION_BACKWARD_WORK, narrowest, reached
 from shipway.schemas.calibration import Calibration, Curve, Efficiency
 from shipway.schemas.cluster import Device
 from shipway.schemas.measurement import Measurements, Row
 
-LONG_INNER = 1024
-"""Products with an inner dimension this long tell the size curve; shorter ones the inner curve."""
+HOST_WORK = 25
+"""Launches of a plain operation that one operation of the catalogue costs the host, with autograd, modules'
+hooks and FSDP's: by the steps of seven drawn models that waited for the host (bench/results/)."""
+ROUNDS = 20
+"""Size and inner dimension of products are fitted in turns."""
 LARGE_BYTES = 2**26
 """Copies from this size on tell the memory bandwidth."""
 
@@ -30,13 +33,11 @@ def calibrate(measured: Measurements, device: Device) -> Calibration:
     """Curves of `device` from what was measured on it; what was not measured keeps its default."""
     base = default_calibration(device).efficiency
     peak = device.peak.fp32 if device.kind == "cpu" else device.peak.bf16
-    gemm = fit_curve(_gemm_points(measured.rows, peak, base.gemm_inner), base.gemm)
+    gemm, inner = _products(measured.rows, peak, base)
     updates: dict[str, Any] = {
         "gemm": gemm,
-        "gemm_inner": fit_curve(_inner_points(measured.rows, peak, gemm), base.gemm_inner),
-        "grouped_gemm": fit_curve(
-            _points(measured.rows, "grouped_gemm", "forward", peak, _group_rows), base.grouped_gemm
-        ),
+        "gemm_inner": inner,
+        "grouped_gemm": fit_curve(_grouped_points(measured.rows, peak, inner), base.grouped_gemm),
         "attention_forward": fit_curve(
             _points(measured.rows, "attention", "forward", peak, _keys), base.attention_forward
         ),
@@ -85,32 +86,45 @@ def _points(
     ]
 
 
-def _group_rows(row: Row) -> float:
-    return row.sizes["rows"]
-
-
 def _keys(row: Row) -> float:
     return row.sizes["tokens"]
 
 
-def _gemm_points(rows: Iterable[Row], peak: float, inner: Curve) -> list[Point]:
+def _products(rows: tuple[Row, ...], peak: float, base: Efficiency) -> tuple[Curve, Curve]:
+    """Size and inner curves of matrix products; the size curve alone has the share of the peak."""
+    gemms = [row for row in rows if row.operation == "gemm"]
+    shares = [
+        (min(row.sizes["rows"], row.sizes["columns"]), row.sizes["inner"], row.flops / row.seconds / peak)
+        for row in gemms
+    ]
+    size, inner = base.gemm, base.gemm_inner
+    if len({k for _, k, _ in shares}) < 2:
+        return fit_curve([(x, share / reached(inner, k)) for x, k, share in shares], size), inner
+    for _ in range(ROUNDS):
+        size = fit_curve([(x, share / reached(inner, k)) for x, k, share in shares], base.gemm)
+        inner = _fit_half([(k, share / reached(size, x)) for x, k, share in shares])
+    return size, inner
+
+
+def _fit_half(points: Iterable[Point]) -> Curve:
+    """A curve of ceiling 1: least squares of share (1 + half / x) = 1."""
+    x, share = np.array(list(points), dtype=float).T
+    slope = share / x
+    return Curve(ceiling=1.0, half=max(0.0, float((slope * (1 - share)).sum() / (slope**2).sum())))
+
+
+def _grouped_points(rows: Iterable[Row], peak: float, inner: Curve) -> list[Point]:
     return [
         (
-            min(row.sizes["rows"], row.sizes["columns"]),
-            row.flops / row.seconds / peak / float(reached(inner, row.sizes["inner"])),
+            row.sizes["rows"],
+            row.flops
+            / row.seconds
+            / peak
+            / float(reached(inner, narrowest(row.sizes["inner"], row.sizes["columns"]))),
         )
         for row in rows
-        if row.operation == "gemm" and row.sizes["inner"] >= LONG_INNER
+        if row.operation == "grouped_gemm" and row.phase == "forward"
     ]
-
-
-def _inner_points(rows: Iterable[Row], peak: float, gemm: Curve) -> list[Point]:
-    points: list[Point] = []
-    for row in rows:
-        if row.operation == "gemm" and row.sizes["inner"] < LONG_INNER:
-            expected = float(reached(gemm, min(row.sizes["rows"], row.sizes["columns"])))
-            points.append((row.sizes["inner"], min(1.0, row.flops / row.seconds / peak / expected)))
-    return points
 
 
 def _fp8(rows: tuple[Row, ...], device: Device, base: Efficiency) -> dict[str, Any]:
@@ -156,7 +170,7 @@ def _memory(measured: Measurements, device: Device, base: Efficiency) -> dict[st
         "memory": float(np.median(large)) / device.memory_bandwidth if large else base.memory,
         # The slower way: offloaded state goes both ways at once.
         "host_copy": min(moved) / device.host_bandwidth if moved else base.host_copy,
-        "host_seconds": max(base.host_seconds, *launches) if launches else base.host_seconds,
+        "host_seconds": max(base.host_seconds, *(s * HOST_WORK for s in launches)),
         "library_bytes": (
             max(0, measured.context_bytes - device.context_bytes)
             if measured.context_bytes

@@ -274,7 +274,9 @@ def _summed(
     backward = backward + np.where(recomputable, rows(each.repeated), 0.0)
     issue = rows(each.launches) * machine.efficiency.host_seconds
     waits_forward = np.maximum(issue - forward, 0.0)
-    waits_backward = np.maximum(1.5 * issue - backward, 0.0)
+    # Backward issues twice as much as forward, and what recomputation repeats.
+    repeats = 1.0 + (recompute > 0)
+    waits_backward = np.maximum((1.0 + repeats) * issue - backward, 0.0)
     return PartCosts(
         compute=compute,
         recompute=recompute,

@@ -102,6 +102,11 @@ class Bytes:
     """Whether moments lie in host memory."""
 
     @property
+    def updates_in_one(self) -> bool:
+        """Whether AdamW's update is one kernel (runtime/adamw.py)."""
+        return self.master == self.moment == 4
+
+    @property
     def weight(self) -> int:
         """What an element of a shard takes as weight: master copy and moving average."""
         return self.master + self.average

@@ -39,8 +39,8 @@ SLICE_ELEMENTS = 2**25
 """Of a stack, what Newton-Schulz takes at a time (runtime/newton_schulz.py)."""
 ROUND_BYTES = 512 * 2**20
 """Directions that are made before a round of updates (runtime/muon.py); the last one may go beyond."""
-ADAMW_COPIES = 2
-"""fp32 tensors of a parameter's size that its update makes: what it divides by, and the quotient."""
+ADAMW_COPIES = 3
+"""fp32 tensors of a parameter's size that its update makes where torch's kernel does not take the dtypes."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ def memory_terms(
     buffers = receive_buffers(activations.received, activations.returned, pp, micro_batches, capability)
     reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
     matrices = _muon_scratch(states, muon, pp)
-    divided = by_rank(states.largest_adamw, pp).max(axis=1) * ADAMW_COPIES * 4
+    copies = 0 if sizes.updates_in_one else ADAMW_COPIES
+    divided = by_rank(states.largest_adamw, pp).max(axis=1) * copies * 4
     accumulates = (micro_batches > 1)[:, None]
 
     if pp == 1:

@@ -27,7 +27,9 @@ CHECKPOINTS = "checkpoints, spread over steps"
 
 COPIES = "optimizer state from and to the host"
 
-TIMES = (EXPOSED, OPTIMIZER_TIME, COPIES, CHECKPOINTS)
+SHARDING = "copies of parameters and gradients for FSDP"
+
+TIMES = (EXPOSED, SHARDING, OPTIMIZER_TIME, COPIES, CHECKPOINTS)
 """Parts of a step beside its passes."""
 
 MOMENTUM_BYTES = 4
@@ -41,6 +43,7 @@ def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[s
     parts = {
         PASSES: pass_seconds(problem, cores, forward, backward)[core],
         EXPOSED: exposed_sharding(problem, chunked, backward[core]),
+        SHARDING: sharding_copies(problem, chunked, states),
         OPTIMIZER_TIME: optimizer_seconds(problem, chunked, states),
         CHECKPOINTS: checkpoint_seconds(problem, chunked, states),
     }
@@ -127,6 +130,27 @@ def exposed_sharding(problem: Problem, chunked: Chunked, backward: Floats) -> Fl
     return piped
 
 
+def sharding_copies(problem: Problem, chunked: Chunked, states: ChunkStates) -> Floats:
+    """What FSDP2 itself reads and writes around its collectives, on the busiest rank.
+
+    A gather casts the shard, copies it in and the whole out; a reduction lays the gradients one after the
+    other in the dtype that they are summed in, and adds the shard to what is there. One rank alone copies
+    where others would receive.
+    """
+    own, sizes, pp = chunked.own, chunked.shared.sizes, chunked.pp
+    ranks = own.shard * own.cp
+    cast = sizes.master + sizes.compute if sizes.master != sizes.compute else 0
+    gathered = 2 * sizes.compute + (cast + 2 * sizes.compute) / ranks
+    alone = np.where(ranks == 1, 2 * sizes.gradient, 0)
+    added = np.where(own.micro_batches > 1, 3 * sizes.master, 0) / ranks
+    reduced = sizes.compute + sizes.gradient + alone + added
+    each_time = np.where((own.zero == 1) | (pp > 1), 1, own.micro_batches)
+    gathers = np.where((own.zero == 3) & (pp == 1), 2, 1)
+    whole = by_rank(states.whole_numel, pp).sum(axis=1).max(axis=1)
+    seconds: Floats = problem.machine.memory_seconds(whole * each_time * (gathers * gathered + reduced))
+    return seconds
+
+
 def _regathers(problem: Problem, own: Candidates, pp: int, virtual: int) -> Floats:
     """Gathers beyond the first of each chunk: torch keeps only a few chunks of a rank gathered."""
     if virtual <= problem.space.capability.active_stages_gathered:
@@ -154,11 +178,13 @@ def update_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> t
     sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
     adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
     work = by_rank(chunked.states("muon_flops"), pp).sum(axis=1)
-    moved = adamw * (3 * sizes.master + 4 * sizes.moment) + muon * (3 * sizes.master + 2 * sizes.moment)
+    eager = m.efficiency.eager_elementwise
+    moved = adamw * (3 * sizes.master + 4 * sizes.moment) * (1.0 if sizes.updates_in_one else eager)
+    moved = moved + muon * (3 * sizes.master + 2 * sizes.moment) * eager
     if sizes.average:
-        moved = moved + (adamw + muon) * (sizes.master + 2 * sizes.average)
-    norm = (adamw + muon) * 2 * sizes.master
-    seconds = m.memory_seconds(moved * m.efficiency.eager_elementwise + norm)
+        moved = moved + (adamw + muon) * (sizes.master + 2 * sizes.average) * eager
+    norm = (adamw + muon) * 4 * sizes.master  # read for the norm, read and written for clipping
+    seconds = m.memory_seconds(moved + norm)
     return seconds, work / (m.peak_flops * m.efficiency.orthogonalisation)
 
 

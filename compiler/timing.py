@@ -75,9 +75,10 @@ class Machine:
         """Seconds of `groups` products rows x inner by inner x columns."""
         e = self.efficiency
         work = 2.0 * rows * inner * columns * groups
-        share = (
-            reached(e.grouped_gemm, rows) if grouped else reached(e.gemm, np.minimum(rows, columns))
-        ) * reached(e.gemm_inner, inner)
+        if grouped:
+            share = reached(e.grouped_gemm, rows) * reached(e.gemm_inner, narrowest(inner, columns))
+        else:
+            share = reached(e.gemm, np.minimum(rows, columns)) * reached(e.gemm_inner, inner)
         moved = (rows * inner + inner * columns + rows * columns) * groups * self.element_bytes
         compute = work / (self.peak_flops * np.maximum(share, 1e-6))
         return np.maximum(compute, self.memory_seconds(moved)) + e.kernel_seconds
@@ -97,6 +98,11 @@ def machine(device: Device, calibration: Calibration, compute: str, fp8: Fp8 | N
         host_bandwidth=device.host_bandwidth * calibration.efficiency.host_copy,
         fp8=fp8,
     )
+
+
+def narrowest(inner: Number, columns: Number) -> Number:
+    """What of an expert's matrix limits its product: each side is cut into few tiles."""
+    return np.minimum(inner, columns)
 
 
 def reached(curve: Curve, x: Number) -> Number:

@@ -66,6 +66,9 @@ class AdamW:
             gradient = torch.zeros_like(parameter)
         else:
             gradient = piece.of(local_tensor(item.parameter.grad))
+        if {parameter.dtype, first.dtype, gradient.dtype} == {torch.float32}:
+            self._fused(item, (parameter, gradient, first, second), learning_rate, step)
+            return
         gradient = gradient.to(first.dtype)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -74,3 +77,25 @@ class AdamW:
         denominator = (second.float() / (1 - beta2**step)).sqrt_().add_(self.options.eps)
         update = first.float() / denominator
         parameter.add_(update.to(parameter.dtype), alpha=-learning_rate / (1 - beta1**step))
+
+    def _fused(
+        self,
+        item: AdamWParameter,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """torch's kernel, which reads and writes everything once."""
+        beta1, beta2 = self.options.betas
+        torch._fused_adamw_(
+            *([tensor] for tensor in tensors),
+            [],
+            [torch.tensor(float(step), device=tensors[0].device)],
+            lr=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=self.options.weight_decay if item.decay else 0.0,
+            eps=self.options.eps,
+            amsgrad=False,
+            maximize=False,
+        )

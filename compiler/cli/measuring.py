@@ -28,19 +28,24 @@ class Job:
     stage: str | None
     steps: int
     documents: bool
+    holders: bool = False
+    """Whether to tell which lines of code hold the memory at the peak."""
 
 
-def gpus_here() -> int:
-    """GPUs that this machine's driver lists; 0 without a driver."""
+def gpus_here() -> list[str]:
+    """GPUs that the environment allows, or else those that this machine's driver lists; none without one."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name for name in allowed.split(",") if name.strip()]
     if shutil.which("nvidia-smi") is None:
-        return 0
+        return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
 
 
 def measure(job: Job, folder: Path, tell: Callable[[StageReading], None]) -> None:
     """Measure every build, and tell each reading as soon as it is known; logs are left in `folder`."""
-    slots = max(1, gpus_here() // job.world) if job.on_gpus else 1
+    slots = max(1, len(gpus_here()) // job.world) if job.on_gpus else 1
     shares = [job.builds[slot::slots] for slot in range(min(slots, len(job.builds)))]
     with ThreadPoolExecutor(len(shares)) as pool:
         list(pool.map(lambda slot: _measure_share(job, slot, shares[slot], folder, tell), range(len(shares))))
@@ -85,6 +90,7 @@ def _command(job: Job, builds: Sequence[Path], out: Path) -> list[str]:
     command += [*(str(build) for build in builds), "--out", str(out), "--steps", str(job.steps)]
     command += ["--device", "cuda" if job.on_gpus else "cpu"]
     command += ["--stage", job.stage] if job.stage else []
+    command += ["--holders"] if job.holders else []
     return command + (["--documents"] if job.documents else [])
 
 
@@ -94,8 +100,8 @@ def _environment(job: Job, slot: int) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", "1")
     if job.on_gpus:
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        first = slot * job.world
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + i) for i in range(job.world))
+        own = gpus_here()[slot * job.world : (slot + 1) * job.world]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return environment
 
 

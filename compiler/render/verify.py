@@ -29,7 +29,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         table.add_row(Text(term.name, style="bold"), *_cells(term))
     for term in comparison.parts:
         table.add_row(f"  {term.name}", *_cells(term))
-    return Group(table, *_culprits(comparison))
+    return Group(table, *_culprits(comparison), *_holders(comparison))
 
 
 def _cells(term: Term) -> tuple[str, str, Text]:
@@ -45,6 +45,18 @@ def _culprits(comparison: Comparison) -> Iterable[RenderableType]:
         if total and part and abs(total.error) > CLOSE:
             words = f"{name} is off by {total.error:+.1%}: most of it in {part.name}"
             yield Sentence(Text(words, style="yellow"))
+
+
+def _holders(comparison: Comparison) -> Iterable[RenderableType]:
+    """Lines of code that hold the peak of the first rank."""
+    held = comparison.reading.ranks[0].holder_bytes if comparison.reading.ranks else {}
+    if held:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("held at the peak", header_style="bold", overflow="fold")
+        table.add_column("", justify="right", no_wrap=True)
+        for line_of_code, size in held.items():
+            table.add_row(line_of_code, units.gibibytes(size))
+        yield table
 
 
 def render_spreads(spreads: Sequence[Spread], outcomes: dict[str, int], false_fits: int) -> RenderableType:

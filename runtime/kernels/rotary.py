@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .precision import widen
+from .elementwise import fuse
+from .precision import compute_dtype, widen
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,14 @@ def rotary(
     published weights do, and keeps that order.
     """
     angle = positions.to(torch.float64).unsqueeze(-1) * frequencies(x.shape[-1], theta, yarn, x.device)
+    cos, sin = (part.to(compute_dtype(x.dtype)).unsqueeze(2) for part in (angle.cos(), angle.sin()))
+    return _rotate(x, cos, sin, interleaved)
+
+
+@fuse
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """`x` [B, T, H, R] by `cos` and `sin` [B, T, 1, R/2]."""
     wide = widen(x)
-    cos, sin = (part.to(wide.dtype).unsqueeze(2) for part in (angle.cos(), angle.sin()))  # [B, T, 1, R/2]
     first, second = wide.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else wide.chunk(2, dim=-1)
     rotated = (first * cos - second * sin, second * cos + first * sin)
     joined = torch.stack(rotated, dim=-1).flatten(-2) if interleaved else torch.cat(rotated, dim=-1)

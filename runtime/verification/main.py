@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         faulthandler.dump_traceback_later(STUCK_SECONDS)
         meshes = meshes or MeshPool(device)
         try:
-            reading = measure_stage(build, options.stage, device, meshes, options.steps, options.documents)
+            reading = measure_stage(
+                build, options.stage, device, meshes, options.steps, options.documents, options.holders
+            )
         except Exception as error:
             _write(options.out, _failure(build, options.stage, error))
             return ExitCode.FATAL
@@ -88,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stage", help="stage to run; by default the first")
     parser.add_argument("--steps", type=int, default=5, help="steps to measure, after the warm-up")
     parser.add_argument("--documents", action="store_true", help="keep the data's document boundaries")
+    parser.add_argument("--holders", action="store_true", help="tell what holds memory at the peak")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="by default cuda where there is one")
     return parser
 

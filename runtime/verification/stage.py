@@ -74,12 +74,19 @@ class Phases:
 
 
 def measure_stage(
-    build: Path, name: str | None, device: torch.device, meshes: MeshPool, steps: int, documents: bool
+    build: Path,
+    name: str | None,
+    device: torch.device,
+    meshes: MeshPool,
+    steps: int,
+    documents: bool,
+    told: bool = False,
 ) -> StageReading:
     """Train the stage `name` (the first if None) for WARM_UP and then `steps` steps; every rank must call it.
 
     With `documents` boundaries are those of the data; otherwise every sequence counts as one document, which
-    is what a plan's times assume.
+    is what a plan's times assume. With `told` what holds memory at the peak is told line by line, which is
+    slow.
     """
     plan = read_plan(build)
     stage = next(s for s in plan.stages if name in (None, s.name))
@@ -87,7 +94,7 @@ def measure_stage(
     loader = open_loader(plan, build, stage, trainer.model.mesh)
     try:
         step = _Step(plan, stage, trainer, loader.next_step, documents)
-        return _read(build, plan, stage, trainer, step, steps)
+        return _read(build, plan, stage, trainer, step, steps, told)
     finally:
         loader.close()
 
@@ -134,7 +141,7 @@ def _whole_rows(batch: Batch) -> Batch:
 
 
 def _read(
-    build: Path, plan: Plan, stage: StagePlan, trainer: Trainer, step: _Step, steps: int
+    build: Path, plan: Plan, stage: StagePlan, trainer: Trainer, step: _Step, steps: int, told: bool
 ) -> StageReading:
     for _ in range(WARM_UP):
         step()
@@ -146,9 +153,11 @@ def _read(
     outside = _outside_bytes(device)
     phases = Phases(trainer)
     kept = _kept_bytes(trainer, lambda: _phased(step, phases))
-    record(device)
-    step()
-    held = holders(device)
+    held: dict[str, int] = {}
+    if told:
+        record(device)
+        step()
+        held = holders(device)
     memory = _rank_memory(trainer, peak, outside, phases, kept, held)
     times = _profiled(step, trainer) if device.type == "cuda" else KernelTimes()
     return StageReading(

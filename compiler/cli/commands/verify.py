@@ -40,6 +40,9 @@ def command(
             help="Keep the data's document boundaries; by default every sequence is one document.",
         ),
     ] = False,
+    holders: Annotated[
+        bool, typer.Option("--holders", help="Say which lines of code hold the memory at the peak; slow.")
+    ] = False,
     campaign: Annotated[
         int | None,
         typer.Option("--campaign", min=1, metavar="N", help="Verify N random blueprints instead."),
@@ -77,7 +80,7 @@ def command(
         else:
             draws = _draws(source, overrides, config_dir, figures, campaign, seed, near_limit, output)
             plans = {_build(d.plan, Path(folder) / d.plan.name, output): d.plan for d in draws}
-        comparisons = _measure(plans, stage, steps, documents, Path(folder), out, output)
+        comparisons = _measure(plans, stage, steps, documents, holders, Path(folder), out, output)
         _tell(comparisons, plans, campaign is not None, output)
     if out is not None:
         output.note(f"planned and measured written to {out}")
@@ -132,6 +135,7 @@ def _measure(
     stage: str | None,
     steps: int,
     documents: bool,
+    holders: bool,
     folder: Path,
     out: Path | None,
     output: Output,
@@ -157,7 +161,7 @@ def _measure(
             output.write(out, dumps(_data(found, plans), indent=1) + "\n")
 
     for world, builds in sorted(by_world.items()):
-        measure(Job(tuple(builds), world, on_gpus, stage, steps, documents), folder, tell)
+        measure(Job(tuple(builds), world, on_gpus, stage, steps, documents, holders), folder, tell)
     return sorted(found, key=lambda comparison: comparison.reading.build)
 
 
@@ -169,7 +173,7 @@ def _on_gpus(plans: dict[Path, Plan], world: int, output: Output) -> bool:
     device = next(iter(plans.values())).blueprint.cluster.device
     if device.kind == "cpu":
         return False
-    here = gpus_here()
+    here = len(gpus_here())
     if here < world:
         output.refuse(
             "EN001",
