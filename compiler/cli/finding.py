@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
     from shipway.compiler.launch.runs import Found
+    from shipway.compiler.launch.target import State
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -62,14 +63,14 @@ def refuse_unreadable(folders: Sequence[Path], output: Output) -> None:
             )
 
 
-def refuse_unless_at_rest(found: Found, output: Output, *, or_new: bool = False) -> None:
-    """Leave when the run is running or waits for nodes; `or_new` names `--new` as a way."""
+def refuse_unless_at_rest(found: Found, output: Output, *, or_new: bool = False) -> State:
+    """The run's state; leaves when it is running or waits for nodes. `or_new` names `--new` as a way."""
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.launch.runs import status
 
     state = status(found).state
     if state not in ("running", "waiting"):
-        return
+        return state
     name = found.record.id
     ways = [f"Watch it: `shipway logs -f {name}`, `shipway status {name}`."]
     ways += ["Start another run of this build: `shipway launch … --new`."] if or_new else []

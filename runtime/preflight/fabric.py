@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -54,7 +55,10 @@ def check_fabric(plan: Plan, stage_name: str, folder: Path) -> bool:
     stage = next((stage for stage in plan.stages if stage.name == stage_name), None)
     if stage is None:
         raise Fatal(f"the plan has no stage {stage_name!r}")
-    device = join("cpu" if plan.blueprint.cluster.device.kind == "cpu" else None)
+    on_gpus = plan.blueprint.cluster.device.kind != "cpu"
+    if on_gpus:
+        find_devices(folder)
+    device = join("cuda" if on_gpus else "cpu")
     samples = measure(stage.layout, stage.communication, device)
     gathered: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, samples)
@@ -67,6 +71,18 @@ def check_fabric(plan: Plan, stage_name: str, folder: Path) -> bool:
             print(f"exclude: {','.join(suspects)}", flush=True)
     leave()
     return not suspects
+
+
+def find_devices(folder: Path) -> None:
+    """Raise Fatal, and name this node in `exclude`, when torch has fewer devices here than local ranks.
+
+    Found before the ranks meet: one without a device would keep the others waiting.
+    """
+    needed, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if found < needed:
+        with (folder / "exclude").open("a") as file:
+            file.write(f"{node_name()}\n")
+        raise Fatal(f"torch {torch.__version__} finds {found} of {needed} GPUs on {node_name()}")
 
 
 def measure(layout: Layout, ledger: Sequence[Collective], device: torch.device) -> list[Sample]:

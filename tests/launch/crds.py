@@ -187,7 +187,14 @@ TRAINJOB = closed(
                                 closed(
                                     ("name",),
                                     name=LABEL,
-                                    template=closed(spec=closed(template=closed(spec=_POD_PATCH))),
+                                    template=closed(
+                                        spec=closed(
+                                            template=closed(
+                                                metadata=closed(labels=STRINGS, annotations=STRINGS),
+                                                spec=_POD_PATCH,
+                                            )
+                                        )
+                                    ),
                                 )
                             )
                         )

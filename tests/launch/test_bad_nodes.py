@@ -134,6 +134,18 @@ def test_a_client_that_waits_brings_the_run_back(failed: Launch, tmp_path: Path)
     assert nodes_left_out(tmp_path / "bin/applied") == [["gpu-7"], ["gpu-7"]]
 
 
+def test_a_run_that_the_cluster_has_finished_is_not_continued(
+    failed: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its attempts are on the cluster's volume, so this folder alone cannot tell."""
+    arguments = ["launch", str(tmp_path / "build"), "--runs", str(tmp_path / "runs"), "--json"]
+    assert shipway(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["continues"] is True
+    assert shipway(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["continues"], told["run"] == "r") == (False, False)
+
+
 def test_a_client_that_waits_does_not_try_the_same_again(failed: Launch, tmp_path: Path) -> None:
     """The scheduler knows the node by another name, say: nothing new can be left out."""
     (failed.run.folder / "exclude").write_text("gpu-7\n")
@@ -155,7 +167,9 @@ def test_a_sites_own_runtime_is_patched_to_stay_off() -> None:
     (text,) = manifests(jobs_of(*case), "r", exclude=("gpu-7",)).values()
     (patch,) = yaml.safe_load(text)["spec"]["runtimePatches"]
     (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    assert "gpu-7" in json.dumps(job["template"]["spec"]["template"]["spec"]["affinity"])
+    template = job["template"]["spec"]["template"]
+    assert "gpu-7" in json.dumps(template["spec"]["affinity"])
+    assert template["metadata"]["labels"] == {"shipway.dev/run": "r"}, "by which its pods are asked"
 
 
 def test_this_machine_cannot_be_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,11 @@ def command(
             _print_commands(words, output)
         return
     if ready.continues:
-        refuse_unless_at_rest(find_run(str(ready.run.folder), runs, output), output, or_new=True)
+        found = find_run(str(ready.run.folder), runs, output)
+        if refuse_unless_at_rest(found, output, or_new=True) == "done":  # by the cluster's word alone
+            ready = launching.prepare(folder, runs, new=True)
+            if isinstance(ready, launching.Refusal):
+                output.fail(ready.diagnostics, ready.code)
     verb = "continuing" if ready.continues else "starting"
     output.note(f"{verb} run {ready.run.id} in {ready.run.folder}")
     start_run(ready, output, wait=wait)

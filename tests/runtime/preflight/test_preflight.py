@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shipway.runtime.preflight.fabric import Sample, bus_bandwidth, largest, measure, slow_nodes
+from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.preflight.fabric import Sample, bus_bandwidth, find_devices, largest, measure, slow_nodes
 from shipway.runtime.preflight.node import judge_devices, judge_interfaces, judge_links
 from shipway.runtime.preflight.report import NodeReport, judged
 from shipway.runtime.preflight.verdict import verdict
@@ -146,3 +147,16 @@ def test_the_ledgers_axes_are_measured_over_the_groups_that_they_mean() -> None:
     """FSDP's calls go over dp_shard and cp together, those of the step's token count over dp_shard alone."""
     seen = run_ranks(_groups, 4)
     assert dict(seen[0]) == {"world": (0, 1, 2, 3), "cp": (0, 1), "data": (0, 2), "dp_shard": (0, 1, 2, 3)}
+
+
+def test_a_node_whose_torch_finds_no_device_is_named_before_the_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 7)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("SHIPWAY_NODE", "gpu-7")
+    with pytest.raises(Fatal, match="7 of 8 GPUs on gpu-7"):
+        find_devices(tmp_path)
+    assert (tmp_path / "exclude").read_text() == "gpu-7\n"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "7")
+    find_devices(tmp_path)
