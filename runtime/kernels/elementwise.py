@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .dispatch import is_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MOST_FORMS = 64
+"""Compiled forms of one function, by widths, dtypes and whether gradients are wanted."""
 
 
 def fuse(function: Callable[P, R]) -> Callable[P, R]:
@@ -30,11 +34,22 @@ def fuse(function: Callable[P, R]) -> Callable[P, R]:
         for x in tensors:
             if x.dim() > 1:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
-        return _compiled(function)(*args, **kwargs)
+        with _unseen():
+            return _compiled(function)(*args, **kwargs)
 
     return run
 
 
+def _unseen() -> AbstractContextManager[Any]:
+    """Without dispatch modes that elementwise work does not concern: under any mode nothing is compiled."""
+    modes = _get_current_dispatch_mode_stack()
+    if modes and all(getattr(mode, "passes_over_elementwise", False) for mode in modes):
+        return _disable_current_modes()
+    return nullcontext()
+
+
 @cache
 def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    # A form for every width, with gradients and without: beyond the limit all of them would run uncompiled.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     return torch.compile(function)

@@ -67,6 +67,9 @@ class _Kept:
 class _Keep(TorchDispatchMode):
     """Remembers the outputs of kept operators, in order."""
 
+    passes_over_elementwise = True
+    """No fused elementwise function holds an operator that is kept (runtime/kernels/elementwise.py)."""
+
     def __init__(self, kept: frozenset[Any], outputs: dict[Any, deque[Any]]) -> None:
         super().__init__()
         self._kept, self._outputs = kept, outputs
@@ -80,6 +83,8 @@ class _Keep(TorchDispatchMode):
 
 class _Recall(TorchDispatchMode):
     """Returns what was remembered instead of computing it; raises when it was written into since."""
+
+    passes_over_elementwise = True
 
     def __init__(self, kept: frozenset[Any], outputs: dict[Any, deque[Any]]) -> None:
         super().__init__()

@@ -102,6 +102,7 @@ def measure_stage(
 def forget(device: torch.device) -> None:
     """Give back what a stage held, so that the next one starts from an empty allocator."""
     gc.collect()
+    torch._dynamo.reset()  # forms compiled for one model count against the next one's
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
