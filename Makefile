@@ -57,7 +57,7 @@ format: $(STAMP)  ## Rewrite the sources in the house style
 soak: $(STAMP)  ## Kill, stop and reshard a run at 30 random moments (SEED=7: other ones)
 	$(BIN)/python -W ignore -m bench.soak $(if $(SEED),--seed $(SEED))
 
-parity: $(STAMP)  ## Train every layout against one process and print the table (DEVICE=cuda, DTYPE=bf16)
+parity: $(STAMP)  ## Train every layout against one process and print the table (DEVICE=cuda, DTYPE=bf16 or fp8)
 	$(BIN)/python -W ignore -m shipway.runtime.parity --device $(or $(DEVICE),cpu) --dtype $(or $(DTYPE),fp32)
 
 clean:  ## Remove .venv and the caches; builds and runs stay

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             keep(options.keep, verdicts, tolerance, options.device, options.dtype)
 
     with TemporaryDirectory() as folder:
-        models = Models(Path(folder), options.build)
+        models = Models(Path(folder), options.build, options.dtype)
         verdicts = judge(runnable, models, options.device, options.dtype, tell)
     if options.json:
         print(to_json(verdicts, tolerance, options.device, options.dtype))
@@ -55,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shipway.runtime.parity", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="what is computed in")
+    parser.add_argument(
+        "--dtype", choices=("fp32", "bf16", "fp8"), default="fp32", help="what is computed in"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="may be given again")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of N parts of the table")
     parser.add_argument(

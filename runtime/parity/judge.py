@@ -11,7 +11,7 @@ from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.parallel.support import check_layout
 from shipway.runtime.parity.command import shipway
 from shipway.runtime.parity.ranks import Setting, Trace, run_rows
-from shipway.runtime.parity.table import ALONE, MODELS, Row
+from shipway.runtime.parity.table import ALONE, IN_FP8, MODELS, Row
 from shipway.runtime.parity.verdict import Verdict, compare
 from shipway.schemas.training import Precision
 
@@ -23,6 +23,7 @@ class Models:
     folder: Path
     given: Path | None = None
     """A folder to use for every model instead."""
+    dtype: str = "fp32"
     _built: dict[str, Path] = field(default_factory=dict)
 
     def of(self, rows: Sequence[Row]) -> dict[str, Path]:
@@ -37,7 +38,8 @@ class Models:
 
     def _build(self, name: str) -> Path:
         target = self.folder / name
-        shipway("build", *MODELS[name], "--out", str(target), "--quiet")  # type: ignore[index]
+        in_fp8 = IN_FP8 if self.dtype == "fp8" else ()
+        shipway("build", *MODELS[name], *in_fp8, "--out", str(target), "--quiet")  # type: ignore[index]
         return target
 
 
@@ -71,10 +73,11 @@ def _judge(
     rows: Mapping[str, Row], models: Models, device: str, dtype: str, traces: dict[Row, Trace | str]
 ) -> dict[str, Verdict]:
     """Of some rows; `traces` holds what was run before, and gets what is run now."""
-    verdicts = {name: refusal for name, row in rows.items() if (refusal := _refusal(name, row))}
+    precision = Precision.model_validate({"compute": dtype})
+    verdicts = {name: refusal for name, row in rows.items() if (refusal := _refusal(name, row, precision))}
     left = {name: row for name, row in rows.items() if name not in verdicts}
     references = {_reference(row): None for row in left.values()}
-    setting = Setting(models.of(list(left.values())), device, Precision.model_validate({"compute": dtype}))
+    setting = Setting(models.of(list(left.values())), device, precision)
     by_size: dict[int, dict[Row, None]] = {}
     for row in (*references, *left.values()):
         if row not in traces:
@@ -90,9 +93,9 @@ def _reference(row: Row) -> Row:
     return replace(row, layout=ALONE)
 
 
-def _refusal(name: str, row: Row) -> Verdict | None:
+def _refusal(name: str, row: Row, precision: Precision) -> Verdict | None:
     try:
-        check_layout(row.layout)
+        check_layout(row.layout, precision)
     except Fatal as refusal:
         return Verdict(name, row.layout.world_size, reason=str(refusal), refused=True)
     return None

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
-from shipway.runtime.build_folder import import_model
+from shipway.runtime.build_folder import import_model, read_plan
 from shipway.runtime.mesh import Mesh, MeshPool, build_mesh
 from shipway.runtime.optimizers import build_optimizer
 from shipway.runtime.parallelize import build_parallel_model
@@ -118,11 +118,14 @@ def _rank(rank: int, ranks: int, rows: Sequence[Row], setting: Setting, folder: 
     store = dist.FileStore(f"{folder}/store", ranks)
     backend = "nccl" if on_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
-    modules, pool = {row.model: import_model(setting.builds[row.model]) for row in rows}, MeshPool(here)
+    builds, pool = {row.model: setting.builds[row.model] for row in rows}, MeshPool(here)
+    modules = {model: import_model(build) for model, build in builds.items()}
+    linears = {model: read_plan(build).fp8_linears for model, build in builds.items()}
     for index, row in enumerate(rows):
         path = Path(folder) / f"{index}.{rank}"
         try:
-            torch.save(trace(modules[row.model], row, pool, setting.precision), path)
+            traced = trace(modules[row.model], row, pool, setting.precision, linears[row.model])
+            torch.save(traced, path)
         except Exception:
             torch.save(traceback.format_exc(), path)
             raise
@@ -130,10 +133,12 @@ def _rank(rank: int, ranks: int, rows: Sequence[Row], setting: Setting, folder: 
     dist.destroy_process_group()
 
 
-def trace(module: ModuleType, row: Row, pool: MeshPool, precision: Precision) -> Trace:
+def trace(
+    module: ModuleType, row: Row, pool: MeshPool, precision: Precision, fp8_linears: Sequence[str] = ()
+) -> Trace:
     """Train a few steps; every rank must call it."""
     mesh = build_mesh(row.layout, pool.device, pool)
-    trainer = _trainer(module, mesh, precision)
+    trainer = _trainer(module, mesh, precision, fp8_linears)
     gradients: dict[str, Tensor] = {}
     update = trainer.optimizer.step
 
@@ -152,8 +157,8 @@ def trace(module: ModuleType, row: Row, pool: MeshPool, precision: Precision) ->
     return Trace([r.loss for r in results], [r.gradient_norm for r in results], loads, gradients)
 
 
-def _trainer(module: ModuleType, mesh: Mesh, precision: Precision) -> Trainer:
-    model = build_parallel_model(module, mesh, precision, SEED)
+def _trainer(module: ModuleType, mesh: Mesh, precision: Precision, fp8_linears: Sequence[str]) -> Trainer:
+    model = build_parallel_model(module, mesh, precision, SEED, fp8_linears=fp8_linears)
     optimizer = build_optimizer(
         model.named_parameters(), module.OPTIMIZER_GROUPS, Muon(), precision, mesh.device, mesh
     )

@@ -40,6 +40,10 @@ MODELS: Mapping[ModelName, tuple[str, ...]] = {
 positions; enough layers for two chunks on each of four pipeline ranks."""
 
 
+IN_FP8 = ("cluster=h200_1", "training.precision.compute=fp8", "training.precision.fp8_smallest=16")
+"""What it is given besides to name the linears that multiply in fp8, however narrow: a device that has it."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table."""

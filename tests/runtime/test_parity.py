@@ -46,6 +46,12 @@ def test_whatever_the_planner_offers_is_in_the_table(field: str) -> None:
     assert {getattr(row.layout, field) for row in ROWS.values()} >= set(offered[field])
 
 
+def test_schedules_that_fp8_does_not_run_are_neither_proven_nor_off(tmp_path: Path) -> None:
+    (verdict,) = judge({"pp 2, zbv": ROWS["pp 2, zbv"]}, Models(tmp_path, dtype="fp8"), "cpu", "fp8")
+    assert verdict.refused
+    assert "schedule zbv" in verdict.reason
+
+
 TRACE = Trace([2.0, 1.5], [3.0, 2.5], {"1": [3, 1]}, {"layers.1.feed_forward.experts.gate": torch.ones(4)})
 
 
