@@ -149,6 +149,7 @@ def test_an_image_that_holds_another_plan(tmp_path: Path) -> None:
     )
     assert done.returncode == 4
     assert "another plan" in done.stderr
+    assert (tmp_path / "run/halt-1").exists(), "later stages do not wait for this one"
 
 
 def test_a_slurm_job_that_was_given_other_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
