@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+
+GARBAGE_THRESHOLD = 50_000
+"""Objects made before Python looks for cycles among them: a command makes few cycles, and looking for them
+while modules load (Python's own threshold is 700) takes longer than all the rest of a help page."""
 
 
 def main() -> None:
     """Entry point of the `shipway` script."""
     from shipway.compiler.cli.app import run
 
+    gc.set_threshold(GARBAGE_THRESHOLD)
     sys.exit(run(sys.argv[1:]))

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from shipway.compiler.render import units
+from shipway.compiler.render.columns import Columns
 from shipway.compiler.render.sentence import Sentence
 from shipway.compiler.render.words import change_words, sentences, short
 from shipway.schemas.plan import MemoryBudget, Plan, StagePlan
@@ -66,31 +66,17 @@ def _heading(plan: Plan) -> Iterable[RenderableType]:
     yield Text()
 
 
-def _table(*columns: tuple[str, str], title: str = "") -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, justify in columns:
-        table.add_column(
-            name,
-            justify="right" if justify == "right" else "left",
-            no_wrap=justify == "right",
-            header_style="bold",
-            overflow="fold",
-        )
-    return table
-
-
-def _parameters(plan: Plan) -> Table:
-    table = _table(("block", "left"), ("blocks", "right"), ("parameters", "right"), ("active", "right"))
+def _parameters(plan: Plan) -> Columns:
+    table = Columns(("block", "left"), ("blocks", "right"), ("parameters", "right"), ("active", "right"))
     for block in plan.parameters.blocks:
         table.add_row(block.block, f"{block.count:,}", units.count(block.total), units.count(block.active))
     parameters = plan.parameters
-    table.add_section()
     table.add_row("total", "", f"{parameters.total:,}", f"{parameters.active:,}", style="bold")
     return table
 
 
-def _overview(plan: Plan) -> Table:
-    table = _table(
+def _overview(plan: Plan) -> Columns:
+    table = Columns(
         ("stage", "left"),
         ("context", "right"),
         ("tokens", "right"),
@@ -156,7 +142,7 @@ def _memory(stage: StagePlan) -> Iterable[RenderableType]:
         style="dim",
     )
     yield _bar(worst)
-    table = _table(("", "left"), ("size", "right"), ("", "left"))
+    table = Columns(("", "left"), ("size", "right"), ("", "left"))
     shown, rest = worst.items[:ITEMS], worst.items[ITEMS:]
     for item in shown:
         name = Text.assemble(("■ ", CATEGORY_STYLE[item.category]), item.name)
@@ -191,7 +177,7 @@ def _time(stage: StagePlan) -> Iterable[RenderableType]:
         f" {units.count(stage.tokens_per_second)} tokens/s,"
         f" MFU {units.percent(stage.mfu)}, HFU {units.percent(stage.hfu)}",
     )
-    table = _table(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    table = Columns(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     for item in stage.time:
         share = item.seconds / stage.step_seconds
         if share >= 0.002:
@@ -201,8 +187,8 @@ def _time(stage: StagePlan) -> Iterable[RenderableType]:
     yield table
 
 
-def _ledger(stage: StagePlan) -> Table:
-    table = _table(
+def _ledger(stage: StagePlan) -> Columns:
+    table = Columns(
         ("collective", "left"),
         ("what", "left"),
         ("axis", "left"),
@@ -236,7 +222,7 @@ def _ledger(stage: StagePlan) -> Table:
 
 
 def _alternatives(stage: StagePlan) -> RenderableType:
-    table = _table(("runner-up", "left"), ("step", "right"), ("memory", "right"), ("why not", "left"))
+    table = Columns(("runner-up", "left"), ("step", "right"), ("memory", "right"), ("why not", "left"))
     for other in stage.alternatives:
         layout = other.layout
         name = f"{short(layout)}, micro-batch {layout.micro_batch}, recompute {layout.recompute}"
@@ -251,7 +237,7 @@ def _alternatives(stage: StagePlan) -> RenderableType:
 
 def _changes(plan: Plan) -> RenderableType:
     """What the programme takes between its stages."""
-    table = _table(
+    table = Columns(
         ("between stages", "left"),
         ("state", "right"),
         ("read", "right"),
