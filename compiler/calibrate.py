@@ -49,7 +49,7 @@ def calibrate(measured: Measurements, device: Device) -> Calibration:
             ],
             base.attention_backward,
         ),
-        **_fp8(measured.rows, device, base),
+        **_fp8(measured.rows, device, base, inner),
         **_delta_curves(measured.rows, peak, base),
         **_memory(measured, device, base),
         "scale_up": fit_curve(_collective_points(measured.rows, device.link_bandwidth), base.scale_up),
@@ -127,7 +127,7 @@ def _grouped_points(rows: Iterable[Row], peak: float, inner: Curve) -> list[Poin
     ]
 
 
-def _fp8(rows: tuple[Row, ...], device: Device, base: Efficiency) -> dict[str, Any]:
+def _fp8(rows: tuple[Row, ...], device: Device, base: Efficiency, inner: Curve) -> dict[str, Any]:
     """Of a linear's three products two are backward's; casts count in the bytes that the catalogue has."""
     if device.peak.fp8 is None:
         return {}
@@ -136,7 +136,7 @@ def _fp8(rows: tuple[Row, ...], device: Device, base: Efficiency) -> dict[str, A
         share = row.flops / row.seconds / device.peak.fp8
         point = (
             min(row.sizes["rows"], row.sizes["columns"]),
-            share / float(reached(base.gemm_inner, row.sizes["inner"])),
+            share / float(reached(inner, row.sizes["inner"])),
         )
         points += [point] * (2 if row.phase == "backward" else 1)
     casts = [row.bytes / row.seconds / device.memory_bandwidth for row in rows if row.operation == "fp8_cast"]

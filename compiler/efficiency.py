@@ -25,6 +25,10 @@ def _hopper() -> Efficiency:
         # 694 TFLOP/s at 8192^3 sustained; 787 at 4096^3 only in short bursts, before the clock falls.
         gemm=_curve(0.72, 200),
         gemm_inner=_curve(1.0, 80),
+        # 1,400 to 1,570 TFLOP/s of 1,979 in bursts on an H200, lowered by as much as bf16's are; casts move
+        # 1.5 to 2.7 TB/s along memory and 2.8 to 3.6 across it, of 4.8.
+        fp8_gemm=_curve(0.67, 290),
+        fp8_cast=0.57,
         # 404, 526 and 620 TFLOP/s at 128, 256 and 512 rows of 989 peak.
         grouped_gemm=_curve(0.76, 111),
         # 535 and 585 TFLOP/s at 8K and 32K keys; backward 428 and 471.
@@ -67,6 +71,7 @@ def _blackwell() -> Efficiency:
     return _hopper().model_copy(
         update={
             "gemm": _curve(0.62, 300),
+            "fp8_gemm": _curve(0.58, 430),
             "grouped_gemm": _curve(0.60, 220),
             "attention_forward": _curve(0.40, 1500),
             "attention_backward": _curve(0.32, 1500),

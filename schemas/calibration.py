@@ -29,9 +29,9 @@ class Efficiency(Schema):
     """Further share for a short inner dimension; x is the inner dimension."""
     grouped_gemm: Curve
     """Share of the peak of a grouped product (experts); x is the rows of one group."""
-    fp8_gemm: Curve = Curve(ceiling=0.55, half=400)
+    fp8_gemm: Curve = Curve(ceiling=0.67, half=290)
     """Share of the fp8 peak of a product scaled by row; x as for `gemm`."""
-    fp8_cast: PositiveFloat = 0.8
+    fp8_cast: PositiveFloat = 0.57
     """Share of the memory bandwidth that rounding to fp8 reaches."""
     attention_forward: Curve
     """Share of the peak of causal attention's forward; x is the keys. Narrow heads scale it down."""
