@@ -1,5 +1,7 @@
 """Time and memory of `make_plan` over cluster sizes and over models.
 
+CPU seconds count helpers (compiler/spread.py), and say more than seconds where other work runs beside.
+
 Run: python bench/plan_speed.py [--out bench/results/plan_speed.json]
 """
 
@@ -7,15 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import platform
 import resource
 import subprocess
 import sys
 import time
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 MODELS = ("tiny", "small_h200", "llama31_8b", "llama31_405b", "qwen3_235b", "deepseek_v3", "kimi_k2", "k3")
+PROCESSES = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 SIZES = (8, 64, 512, 1024, 4096, 10_240, 32_768, 131_072)
 
 
@@ -32,7 +40,7 @@ def one(model: str, devices: int | None) -> dict[str, Any]:
     blueprint, _ = validate(compose(model, overrides, None))
     assert blueprint is not None
     validated = time.perf_counter()
-    cpu = time.process_time()
+    cpu = cpu_seconds()
     made = make_plan(blueprint)
     done = time.perf_counter()
     return {
@@ -41,11 +49,24 @@ def one(model: str, devices: int | None) -> dict[str, Any]:
         "import_seconds": round(imported - began, 3),
         "validate_seconds": round(validated - imported, 3),
         "plan_seconds": round(done - validated, 3),
-        "plan_cpu_seconds": round(time.process_time() - cpu, 3),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "plan_cpu_seconds": round(cpu_seconds() - cpu, 3),
+        "peak_mib": max(resource.getrusage(who).ru_maxrss for who in PROCESSES) // 1024,
         "layouts": sum(stage.candidates for stage in made.stages) if isinstance(made, Plan) else 0,
         "fits": isinstance(made, Plan),
     }
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    used = [resource.getrusage(who) for who in PROCESSES]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def growth(rows: list[dict[str, Any]]) -> float:
+    """How many times the CPU seconds multiply while devices multiply tenfold: least squares of logarithms."""
+    fitting = [row for row in rows if row["fits"]]
+    sizes, seconds = ([math.log10(row[name]) for row in fitting] for name in ("devices", "plan_cpu_seconds"))
+    return 10 ** linear_regression(sizes, seconds).slope
 
 
 def fresh(model: str, devices: int | None) -> dict[str, Any]:
@@ -65,20 +86,25 @@ def main() -> None:
         model, *devices = arguments.one
         print(json.dumps(one(model, int(devices[0]) if devices else None)))
         return
-    rows = [fresh(model, None) for model in MODELS] + [fresh("k3", size) for size in SIZES]
-    for row in rows:
+    models, sizes = [fresh(model, None) for model in MODELS], [fresh("k3", size) for size in SIZES]
+    for row in (*models, *sizes):
         print(
             f"{row['model']:14s} {row['devices']:>8,} devices  {row['layouts']:>10,} layouts"
             f"  plan {row['plan_seconds']:6.2f} s (cpu {row['plan_cpu_seconds']:5.2f})"
             f"  import {row['import_seconds']:.2f}  validate {row['validate_seconds']:.2f}"
             f"  {row['peak_mib']} MiB  {'fits' if row['fits'] else 'nothing fits'}"
         )
+    print(f"k3, ten times the devices: {growth(sizes):.2f} times the CPU seconds")
     if arguments.out:
         facts = {
-            "command": "python bench/plan_speed.py",
-            "python": platform.python_version(),
-            "machine": platform.processor() or platform.machine(),
-            "rows": rows,
+            "command": f"python bench/plan_speed.py --out {arguments.out}",
+            "date": date.today().isoformat(),
+            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in ("shipway", "numpy", "pydantic")},
+            "times_for_ten_times_the_devices": round(growth(sizes), 2),
+            "models": models,
+            "k3_by_devices": sizes,
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(facts, indent=2) + "\n")
