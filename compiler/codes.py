@@ -268,7 +268,8 @@ _CODES = (
     Code(
         "PL001",
         "Nothing fits",
-        "No layout of this stage fits the devices' memory, or the pinned parts leave no legal layout.",
+        "No layout of this stage fits the devices' memory, or the hosts' where it offloads something, or the "
+        "pinned parts leave no legal layout. Unless layout.offload is pinned, host memory was tried too.",
     ),
     Code(
         "PL010",

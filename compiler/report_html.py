@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shipway.compiler.emit.templates import templates
 from shipway.compiler.render import units
-from shipway.compiler.render.words import change_words, sentences, short
+from shipway.compiler.render.words import change_words, policies, sentences, short
 from shipway.compiler.report_figures import (
     Figure,
     communication_figure,
@@ -100,8 +100,7 @@ def _section(plan: Plan, stage: StagePlan, timeline: Timeline) -> Section:
         ),
         runners=tuple(
             (
-                f"{short(other.layout)}, micro-batch {other.layout.micro_batch}, recompute"
-                f" {other.layout.recompute}, ZeRO {other.layout.zero}",
+                f"{short(other.layout)}, {policies(other.layout)}",
                 units.duration(other.step_seconds),
                 units.gibibytes(other.peak_bytes),
                 other.reason,

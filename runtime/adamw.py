@@ -65,7 +65,7 @@ class AdamW:
         if item.parameter.grad is None:
             gradient = torch.zeros_like(parameter)
         else:
-            gradient = piece.of(local_tensor(item.parameter.grad))
+            gradient = piece.of(local_tensor(item.parameter.grad).contiguous())
         # On a CPU that kernel rounds what is left of a vector otherwise: slices would not give the whole.
         if parameter.is_cuda and {parameter.dtype, first.dtype, gradient.dtype} == {torch.float32}:
             self._fused(item, (parameter, gradient, first, second), learning_rate, step)

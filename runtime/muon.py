@@ -184,7 +184,7 @@ class Muon:
             if item.parameter.grad is None:
                 torch.mul(momentum.float(), self.options.momentum, out=part)
             else:
-                gradient = piece.of(local_tensor(item.parameter.grad))
+                gradient = piece.of(local_tensor(item.parameter.grad).contiguous())
                 momentum.add_(gradient)
                 torch.add(gradient.float(), momentum.float(), alpha=self.options.momentum, out=part)
         return direction

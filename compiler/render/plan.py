@@ -11,7 +11,7 @@ from rich.text import Text
 from shipway.compiler.render import units
 from shipway.compiler.render.columns import Columns
 from shipway.compiler.render.sentence import Sentence
-from shipway.compiler.render.words import change_words, sentences, short
+from shipway.compiler.render.words import change_words, policies, sentences, short
 from shipway.schemas.plan import MemoryBudget, Plan, StagePlan
 
 VERDICT_STYLE = {"fits": "green", "tight": "yellow", "does not fit": "bold red"}
@@ -225,9 +225,8 @@ def _alternatives(stage: StagePlan) -> RenderableType:
     table = Columns(("runner-up", "left"), ("step", "right"), ("memory", "right"), ("why not", "left"))
     for other in stage.alternatives:
         layout = other.layout
-        name = f"{short(layout)}, micro-batch {layout.micro_batch}, recompute {layout.recompute}"
         table.add_row(
-            f"{name}, ZeRO {layout.zero}",
+            f"{short(layout)}, {policies(layout)}",
             units.duration(other.step_seconds),
             units.gibibytes(other.peak_bytes),
             other.reason,

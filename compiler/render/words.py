@@ -43,6 +43,12 @@ def short(layout: Layout) -> str:
     return " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "one device"
 
 
+def policies(layout: Layout) -> str:
+    """What a layout has beside its degrees."""
+    offload = "" if layout.offload == "none" else f", offload {layout.offload}"
+    return f"micro-batch {layout.micro_batch}, recompute {layout.recompute}, ZeRO {layout.zero}{offload}"
+
+
 def sentences(stage: StagePlan) -> list[str]:
     """What every device does, one thought a line."""
     layout = stage.layout

@@ -35,6 +35,7 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     ),
     "8, tensor": ("cluster=h200_8", "training.layout.tensor_parallel=2"),
     "8, experts": ("cluster=h200_8", "training.layout.expert_parallel=4"),
+    "8, offloading": ("cluster=h200_8", "training.layout.offload=both"),
     "8, recomputing": ("cluster=h200_8", "training.layout.recompute=full"),
 }
 """Clusters, and axes pinned so that the planner fills in the rest."""
