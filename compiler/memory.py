@@ -142,7 +142,10 @@ def memory_terms(
     reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
     matrices = _muon_scratch(states, muon, pp)
     copies = 0 if sizes.updates_in_one else ADAMW_COPIES
-    divided = by_rank(states.largest_adamw, pp).max(axis=1) * copies * 4
+    updated = by_rank(states.largest_adamw, pp).max(axis=1)
+    if sizes.hosted:  # slice by slice
+        updated = np.minimum(updated, capability.offload_slice_elements)
+    divided = updated * copies * 4
     accumulates = (micro_batches > 1)[:, None]
 
     if pp == 1:
@@ -208,11 +211,7 @@ def memory_terms(
     }
     if sizes.hosted:
         each = capability.offload_slice_elements
-        moments[OPTIMIZER] |= {
-            STAGED_STATE: _staged(adamw, muon, sizes, each),
-            # An update's temporaries are no larger than a slice: what AdamW adds, and what it divides by.
-            "optimizer temporaries": np.maximum(np.minimum(adamw, 3 * each) * 4, matrices),
-        }
+        moments[OPTIMIZER][STAGED_STATE] = _staged(adamw, muon, sizes, each)
     if activations.staged.any():
         moments[BACKWARD][STAGED_ACTIVATIONS] = np.broadcast_to(activations.staged[:, None], temporary.shape)
     uncertain = {name: np.zeros_like(shard) for name in moments}
