@@ -151,6 +151,12 @@ TABLE_TERMS = (
         "Larger micro-batches, or sharding inside the scale-up links.",
     ),
     Term(
+        "copies of parameters and gradients for FSDP",
+        "What FSDP itself reads and writes around its collectives: casts, gathered parameters copied in and "
+        "out, gradients laid one after the other and added up.",
+        "Larger micro-batches; zero 1 or 2, which gather less often.",
+    ),
+    Term(
         "waiting for the host to issue work", "Time in which devices are done before the next kernel comes."
     ),
     Term("checkpoints, spread over steps", "Time of saving, over the steps between two checkpoints."),
