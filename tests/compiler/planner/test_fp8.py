@@ -120,3 +120,10 @@ def test_the_terminal_says_what_runs_in_fp8() -> None:
     console = Console(width=120, file=StringIO())
     console.print(render_plan(planned(FP8)))
     assert "but for 160 projections whose products run in fp8" in console.file.getvalue()
+
+
+def test_where_only_tensor_parallel_would_fit_the_way_to_it_is_told() -> None:
+    (wrong,) = make_plan(blueprint("llama31_70b", "cluster=h100_8", ONE_STAGE, FP8))
+    assert isinstance(wrong, Diagnostic)
+    assert wrong.code == "PL001"
+    assert "training.compile: none" in wrong.help
