@@ -77,13 +77,15 @@ def path(fab: Fabric, size: Number, stride: Number) -> Path:
     taken, which makes the network's share the largest (never too fast a figure).
     """
     size, stride = np.asarray(size), np.asarray(stride)
-    in_domain = np.clip(fab.domain // stride, 1, size)
-    aligned = (size * stride <= fab.domain) & (fab.domain % np.maximum(size * stride, 1) == 0)
-    in_domain = np.where(aligned, size, in_domain)
-    # A group that only just fits may still straddle two domains when blocks do not tile the domain.
-    straddles = (size * stride <= fab.domain) & ~aligned & (size > 1)
-    in_domain = np.where(straddles & (fab.devices > fab.domain), np.maximum(in_domain // 2, 1), in_domain)
-    in_leaf = np.clip(fab.leaf // stride, 1, size)
+    span = size * stride
+    fits = span <= fab.domain
+    aligned = fits & (fab.domain % np.maximum(span, 1) == 0)
+    in_domain = np.where(aligned, size, np.minimum(np.maximum(fab.domain // stride, 1), size))
+    if fab.devices > fab.domain:
+        # A group that only just fits may still straddle two domains when blocks do not tile the domain.
+        straddles = fits & ~aligned & (size > 1)
+        in_domain = np.where(straddles, np.maximum(in_domain // 2, 1), in_domain)
+    in_leaf = np.minimum(np.maximum(fab.leaf // stride, 1), size)
     domains = -(-size // in_domain)
     return Path(size, in_domain, domains, in_leaf, domains > 1)
 

@@ -39,7 +39,7 @@ Objective = Literal["time", "cost", "memory"]
 
 CORES = 512
 """Cores bounded at a time."""
-BOUNDED = 96
+BOUNDED = 192
 """Of these, cores whose memory is bounded at a time."""
 EXPANDED = 48
 """Cores whose splits are evaluated at a time."""
