@@ -67,6 +67,19 @@ def test_a_plan_by_measured_products_takes_the_measured_time() -> None:
         assert planned == pytest.approx(row.seconds + rates.efficiency.kernel_seconds, rel=1e-3)
 
 
+def test_the_slower_way_to_the_host_tells_what_offload_moves_at() -> None:
+    rows = [
+        Row(
+            operation=way,
+            sizes={"bytes": 2**30},
+            bytes=2.0**30,
+            seconds=2**30 / (share * H200.host_bandwidth),
+        )
+        for way, share in (("host_to_device", 0.9), ("device_to_host", 0.7))
+    ]
+    assert calibrate(measurements(*rows), H200).efficiency.host_copy == pytest.approx(0.7)
+
+
 def test_large_copies_tell_the_memory_bandwidth() -> None:
     row = Row(
         operation="copy", sizes={"bytes": 2**30}, bytes=2.0**31, seconds=2**31 / (0.8 * H200.memory_bandwidth)

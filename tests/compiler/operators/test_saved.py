@@ -122,10 +122,10 @@ def test_what_waits_in_host_memory(model: Model, context: int) -> None:
     hidden = 2 * context * model.width * 4
     moved = sum(part.movable_states for _, part in lowered.placed_parts()) * hidden
     assert sum(sent) == moved
-    stated = stated_bytes(lowered, shard, "full") - moved
+    # Here host and device are one: what waits is held too, and those that still leave, twice.
     leaving = min(STAGED_STATES * hidden, moved)
-    on_device = held - moved - leaving + 8 * tokens.numel()  # here host and device are one
-    assert stated == pytest.approx(on_device, rel=0.01)
+    held += 8 * tokens.numel()  # ids, made by the data loader
+    assert stated_bytes(lowered, shard, "full") == pytest.approx(held - leaving, rel=0.02)
 
 
 @examples(8)
