@@ -46,6 +46,8 @@ from shipway.schemas.run import HALT_FILE, Attempt
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+WAKE_SECONDS = 0.5
+"""Longest time that a request to stop goes unheard."""
 STOPPED = "stopped"
 """State of a run, and reason of its attempt, that ended because it was asked to."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -102,9 +104,9 @@ class Supervisor:
         signal.signal(signal.SIGHUP, _leave_terminal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        first, child = not self.stop_requests, self._child  # before another signal can come in between
         self.stop_requests += 1
-        child = self._child
-        if self.stop_requests == 1:
+        if first:
             self.say("stopping: the workers save at the end of this step (Ctrl-C to kill them)")
             self._tell_to_stop()
         elif number == signal.SIGINT and child is not None:
@@ -133,7 +135,7 @@ class Supervisor:
         self._child = subprocess.Popen(self.command(folder), env=environment, start_new_session=True)
         if self.stop_requests:  # asked while the process was made, when there was none to tell
             self._tell_to_stop()
-        returned = self._child.wait()
+        returned = _ended(self._child)
         self._child = None
         kill_workers(folder)
         echo.finish()
@@ -197,6 +199,14 @@ class Supervisor:
             exit_code=int(code),
             reason=reason,
         )
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int:
+    """Wait for a process, and wake up meanwhile: the kernel may hand a signal to another thread, and Python
+    would run its handler only once this thread, asleep in a call of the system, is awake."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=WAKE_SECONDS)
 
 
 def _leave_terminal(number: int, frame: FrameType | None) -> None:

@@ -12,6 +12,8 @@ from shipway.compiler.launch.target import Command
 STDERR = 2
 NOT_FOUND = 127
 """What a shell leaves with when there is no such program."""
+WAKE_SECONDS = 0.5
+"""Longest time that a signal goes unheard."""
 UNDO_SECONDS = 60.0
 """How long an interrupted command may take to undo what it did."""
 
@@ -67,8 +69,9 @@ def _in_foreground(command: Command, merged: dict[str, str], quiet_stdout: bool)
     try:
         while True:
             try:
-                code = process.wait()
-            except KeyboardInterrupt:
+                # Waking up: a signal that another thread took is heard only by a thread that is awake.
+                code = process.wait(timeout=WAKE_SECONDS)
+            except (KeyboardInterrupt, subprocess.TimeoutExpired):
                 continue
             return code if code >= 0 else 128 - code
     finally:

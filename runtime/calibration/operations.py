@@ -111,7 +111,7 @@ def _grouped(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator
         flops = 2.0 * groups * rows * inner * columns
         yield from both_phases(
             "grouped_gemm",
-            lambda x=x, w=w, o=offsets: kernels.grouped_mm(x, w, o),
+            lambda x=x, w=w, o=offsets: kernels.grouped_mm(x, w, o, whole=True),
             (x, w),
             device,
             facts,

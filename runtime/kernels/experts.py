@@ -172,35 +172,42 @@ class _Permute(torch.autograd.Function):
         return widen(choices).sum(1).to(grad.dtype), None, None
 
 
-def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor, *, whole: bool = False) -> Tensor:
     """x[rows of expert e] @ weight[e]^T for every expert: [rows, out].
 
     `x` [rows, in], sorted by expert; `weight` [E, out, in]; `offsets` [E] int32, where each expert's rows
-    end. Rows past offsets[-1] come out as anything, and so do their gradients; an expert without rows gets
-    a gradient of zeros (never None), so that every rank's optimizer sees every expert.
+    end. Rows past offsets[-1] come out zero, and get a zero gradient; with `whole` there are none, and no
+    pass over the rows is spent on them. An expert without rows gets a gradient of zeros (never None), so that
+    every rank's optimizer sees every expert.
     """
-    return _GroupedMM.apply(x, inner(weight), offsets)
+    return _GroupedMM.apply(x, inner(weight), offsets, whole)
 
 
 class _GroupedMM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offsets: Tensor, whole: bool) -> Tensor:
         ctx.save_for_backward(x, weight, offsets)
-        return _rows_by_expert(x, weight.mT, offsets)
+        ctx.whole = whole
+        return _rows_by_expert(x, weight.mT, offsets, whole)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight, offsets = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_x = _rows_by_expert(grad, weight, offsets) if wanted(ctx, 0) else None
+        grad_x = _rows_by_expert(grad, weight, offsets, ctx.whole) if wanted(ctx, 0) else None
         grad_weight = _outer_by_expert(grad, x, offsets) if wanted(ctx, 1) else None
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None, None
 
 
-def _rows_by_expert(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """x [rows, a] @ weight [E, a, b] by expert; the kernel leaves rows of no expert as it found them."""
+def _rows_by_expert(x: Tensor, weight: Tensor, offsets: Tensor, whole: bool) -> Tensor:
+    """x [rows, a] @ weight [E, a, b] by expert, tail rows zero."""
     if _fused(x, weight):
-        return torch._grouped_mm(x, weight, offs=offsets)
+        out = torch._grouped_mm(x, weight, offs=offsets)
+        if whole:
+            return out
+        rows = torch.arange(out.shape[0], device=out.device).unsqueeze(1)
+        # The kernel leaves the tail as it found it. Not in place: selective recomputation keeps `out`.
+        return out.masked_fill(rows >= offsets[-1], 0)
     segments = _segments(offsets)
     products = [x[start:end] @ weight[expert] for expert, start, end in segments]
     tail = x.shape[0] - (segments[-1][2] if segments else 0)

@@ -71,8 +71,9 @@ def test_killed_worker_is_replaced_and_a_request_to_stop_saves(tmp_path: Path) -
         wait_for_step(run, 3)
         os.kill(int((run / "attempts/1/rank1.pid").read_text()), signal.SIGKILL)
         wait_for_step(run, 8)
-        supervisor.send_signal(signal.SIGINT)
-        supervisor.send_signal(signal.SIGTERM)  # `shipway stop` on top
+        supervisor.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        supervisor.send_signal(signal.SIGTERM)  # `shipway stop` a second time kills nothing
         output, _ = supervisor.communicate(timeout=DEADLINE_SECONDS)
     finally:
         supervisor.kill()

@@ -447,9 +447,9 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
         """rows [N*k, L] sorted by expert, offsets [E] int32 where each expert's rows end -> the same."""
-        gate = grouped_mm(rows, self.gate, offsets)  # [N*k, F]
-        up = grouped_mm(rows, self.up, offsets)  # [N*k, F]
-        return grouped_mm(situ_glu(gate, up, SITU_BETA, SITU_LINEAR_BETA), self.down, offsets)
+        gate = grouped_mm(rows, self.gate, offsets, whole=True)  # [N*k, F]
+        up = grouped_mm(rows, self.up, offsets, whole=True)  # [N*k, F]
+        return grouped_mm(situ_glu(gate, up, SITU_BETA, SITU_LINEAR_BETA), self.down, offsets, whole=True)
 
 
 class MixtureOfExperts(nn.Module):
