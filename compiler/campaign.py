@@ -27,6 +27,7 @@ AXES = (
     "expert_parallel",
     "data_parallel_replicate",
 )
+"""Of a layout, what draws for several devices pin in turns."""
 MIXES = (
     ("delta", "delta", "delta", "latent"),
     ("latent",),
@@ -130,14 +131,7 @@ def _blueprint(rng: random.Random, number: int, devices: int) -> dict[str, Any]:
 
 def _pins(devices: int) -> list[dict[str, int]]:
     """Constraints that bring every axis into some draws; in the first one the planner is free."""
-    axes = (
-        "tensor_parallel",
-        "context_parallel",
-        "pipeline_parallel",
-        "expert_parallel",
-        "data_parallel_replicate",
-    )
-    return [{}, *({axis: size} for axis in axes for size in (2, 4, 8) if size <= devices)]
+    return [{}, *({axis: size} for axis in AXES for size in (2, 4, 8) if size <= devices)]
 
 
 def _model(rng: random.Random, width: int) -> dict[str, Any]:

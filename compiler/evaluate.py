@@ -150,17 +150,18 @@ def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     cores, core = chunked.cores
     parts, cell = cores.shared.parts, cores.cell
     temporary = parts.scratch[:, cell] + parts.overhead[cores.own.recompute, :, cell].T
-    layers, head = temporary, np.zeros((len(cores.own), 1))
     if cores.pp == 1:
-        head = temporary[LAST][:, None]
-        layers = temporary * _is_layer(temporary)
-        temporary = np.maximum(temporary - freed_before(cores), 0.0) * _is_layer(temporary)
+        head, layers = temporary[LAST][:, None], temporary * _is_layer(temporary)
+        worst, late = cores.max(np.maximum(layers - freed_before(cores), 0.0)), cores.max(layers)
+    else:
+        head, worst = np.zeros((len(cores.own), 1)), cores.max(temporary)
+        late = worst
     received, returned = handed_over(cores)
     staged = STAGED_STATES * parts.moved[:, cell].max(axis=0)
     each = (
         kept_bytes(cores),
-        cores.max(temporary),
-        cores.max(layers),
+        worst,
+        late,
         head,
         received,
         returned,
@@ -190,10 +191,7 @@ def freed_before(chunked: Chunked) -> Floats:
     """
     work, own = chunked.shared.work, chunked.own
     saved = chunked.shared.parts.saved[own.recompute, :, chunked.cell].T
-    behind = work.totals - work.rows_ahead[work.last_layers + 1]
-    behind[:, FIRST] = 0
-    freed: Floats = behind @ saved
-    freed[LAST], freed[FIRST] = 0.0, work.totals[1:] @ saved[1:]
+    freed: Floats = work.rows_behind @ saved
     return freed
 
 

@@ -90,7 +90,7 @@ def _offloads(stage: StagePlan, blueprint: Blueprint) -> Iterator[str]:
     if blueprint.cluster.device.kind == "cpu":
         yield f"stage {stage.name} offloads to the memory that its device has anyway: it saves nothing"
         return
-    entry = next(s for s in blueprint.training.stages if s.name == stage.name)
+    entry = blueprint.training.stage(stage.name)
     pins = entry.layout if entry.layout != "auto" else blueprint.training.layout
     if pins == "auto" or pins.offload is None:
         what = {"optimizer": "optimizer state", "activations": "activations"}.get(

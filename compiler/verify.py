@@ -89,7 +89,7 @@ def _memory(stage: StagePlan, reading: StageReading) -> tuple[list[Term], list[T
     measured = [rank for rank in reading.ranks if rank.allocated_bytes]
     if not measured:
         return [], []
-    pairs = [(_budget(stage, rank), rank) for rank in measured]
+    pairs = [(stage.memory.of(rank.pipeline_rank), rank) for rank in measured]
     budget, rank = max(pairs, key=lambda pair: abs(pair[0].allocated_bytes / pair[1].allocated_bytes - 1))
     totals = [
         Term(ALLOCATED, "bytes", budget.allocated_bytes, rank.allocated_bytes),
@@ -97,11 +97,6 @@ def _memory(stage: StagePlan, reading: StageReading) -> tuple[list[Term], list[T
         Term(OUTSIDE, "bytes", budget.outside_bytes, rank.outside_bytes),
     ]
     return totals, _memory_parts(budget, rank)
-
-
-def _budget(stage: StagePlan, rank: RankMemory) -> MemoryBudget:
-    ranks = stage.memory.ranks
-    return next((b for b in ranks if b.pipeline_rank == rank.pipeline_rank), ranks[0])
 
 
 def _memory_parts(budget: MemoryBudget, rank: RankMemory) -> list[Term]:

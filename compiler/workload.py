@@ -86,11 +86,14 @@ class Workload:
         return ahead.cumsum(axis=0, out=ahead)
 
     @cached_property
-    def last_layers(self) -> npt.NDArray[np.int64]:
-        """The last layer that is each row, shape [rows]; of embedding and head, the last layer."""
-        last = np.full(len(self.rows), self.layers - 1)
+    def rows_behind(self) -> npt.NDArray[np.float64]:
+        """How often each row occurs after the last occurrence of each row, shape [rows, rows]."""
+        last = np.zeros(len(self.rows), dtype=np.int64)
         last[self.layer_rows] = np.arange(self.layers)
-        return last
+        behind = self.totals - self.rows_ahead[last + 1]
+        behind[LAST], behind[FIRST] = 0.0, self.totals
+        behind[:, FIRST] = 0.0
+        return behind
 
     @cached_property
     def buffer_bytes(self) -> npt.NDArray[np.float64]:

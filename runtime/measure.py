@@ -10,7 +10,6 @@ from shipway.runtime.metrics import StepMetrics
 from shipway.runtime.routing import imbalance
 from shipway.runtime.stage import StageRun
 from shipway.runtime.trainer import StepResult
-from shipway.schemas.plan import MemoryBudget
 
 STEADY_STEPS = 3
 """Memory is judged after the optimizer's first steps: states are allocated then, and caches are warm."""
@@ -29,7 +28,7 @@ def step_metrics(
     tokens_per_second = stage.sequences_per_step * stage.context_tokens / seconds
     rates = blueprint.cluster.device.peak
     peak_flops = rates.bf16 if blueprint.training.precision.activations == "bf16" else rates.fp32
-    planned = planned_budget(run)
+    planned = stage.memory.of(run.mesh.rank("pp"))
     return StepMetrics(
         stage=stage.name,
         step=at.step,
@@ -54,13 +53,6 @@ def step_metrics(
         stream_hash=run.loader.stream_hash,
         expert_load={name: imbalance(load) for name, load in result.expert_loads.items()},
     )
-
-
-def planned_budget(run: StageRun) -> MemoryBudget:
-    """The budget of this rank's kind; the worst one's when the plan has no such kind."""
-    ranks = run.stage.memory.ranks
-    mine = [budget for budget in ranks if budget.pipeline_rank == run.mesh.rank("pp")]
-    return max(mine or ranks, key=lambda budget: budget.allocated_bytes)
 
 
 class MemoryWatch:
@@ -88,6 +80,7 @@ class MemoryWatch:
         mine = peak_bytes(self._run.context.device)
         if mine is None or self._warned or self._steps < STEADY_STEPS:
             return None
-        text = breach(measure(self._run.trainer, mine[0]), planned_budget(self._run))
+        budget = self._run.stage.memory.of(self._run.mesh.rank("pp"))
+        text = breach(measure(self._run.trainer, mine[0]), budget)
         self._warned = text is not None
         return text

@@ -43,8 +43,7 @@ class StageRun:
     @property
     def blueprint(self) -> PretrainStage:
         """What the user asked of this stage."""
-        stages = self.context.plan.blueprint.training.stages
-        return next(stage for stage in stages if stage.name == self.stage.name)
+        return self.context.plan.blueprint.training.stage(self.stage.name)
 
     def restore(self, folder: Path, manifest: Manifest, with_data: bool = True) -> None:
         """Take model, optimizer, random state and, unless rolling back, the data position from a checkpoint.
@@ -112,7 +111,7 @@ def build_trainer(
     training = plan.blueprint.training
     layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
     check_layout(layout, training.precision)
-    mix = next(s.mix for s in training.stages if s.name == stage.name)
+    mix = training.stage(stage.name).mix
     check_model(layout, plan.blueprint.model, stage.context_tokens, training.data.has_images(mix))
     mesh = build_mesh(layout, device, meshes)
     model = build_parallel_model(
@@ -150,7 +149,7 @@ def open_loader(plan: Plan, build: Path, stage: StagePlan, mesh: Mesh) -> Loader
         mesh.data_parallel_size,
         training.seed,
         Path(plan.folder or build),
-        mix=next(s.mix for s in training.stages if s.name == stage.name),
+        mix=training.stage(stage.name).mix,
         model=plan.blueprint.model,
         pin_memory=mesh.device.type == "cuda",
     )

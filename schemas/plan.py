@@ -109,6 +109,11 @@ class StageMemory(Schema):
     host: HostMemory | None = None
     """None where the layout offloads nothing."""
 
+    def of(self, pipeline_rank: int) -> MemoryBudget:
+        """The budget of a rank's kind; the worst one's when there is no such kind."""
+        mine = [budget for budget in self.ranks if budget.pipeline_rank == pipeline_rank]
+        return max(mine or self.ranks, key=lambda budget: budget.allocated_bytes)
+
 
 class Collective(Schema):
     """One line of the communication ledger, for the busiest rank and one optimizer step."""

@@ -366,3 +366,7 @@ class Training(Schema):
     def compiles_blocks(self) -> bool:
         """Whether blocks are compiled on a GPU."""
         return self.compile == "blocks" or (self.compile == "auto" and self.precision.compute == "fp8")
+
+    def stage(self, name: str) -> PretrainStage:
+        """The stage of this name; a plan's stages all have one."""
+        return next(stage for stage in self.stages if stage.name == name)

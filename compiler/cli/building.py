@@ -9,13 +9,7 @@ from pathlib import Path
 
 from shipway.compiler.cli import exit_codes
 from shipway.compiler.cli.output import Output
-from shipway.compiler.cli.planning import (
-    is_plan_file,
-    load_plan,
-    plan_blueprint,
-    read_blueprint,
-    refuse_stale,
-)
+from shipway.compiler.cli.planning import plan_source
 from shipway.schemas.plan import Plan
 
 BUILDS = Path("build")
@@ -44,17 +38,7 @@ def build_source(
     """Build from a plan file, which must be current, or from a blueprint, which is planned first."""
     from shipway.compiler.emit.build import build
 
-    if is_plan_file(source):
-        if overrides:
-            summary = "a plan is frozen, so overrides cannot change it"
-            output.refuse("CL001", summary, exit_codes.INVALID, help_text="Give them to `shipway plan`.")
-        plan = load_plan(source, output)
-        refuse_stale(plan, output)
-    else:
-        read = read_blueprint(source, overrides, config_dir, output)
-        if not output.as_json:
-            output.warn(read.warnings)
-        plan = plan_blueprint(read, output)
+    plan = plan_source(source, overrides, config_dir, output)
     folder = out if out is not None else BUILDS / plan.name
     built = build(plan, folder, force, command=_typed(source, overrides, config_dir, out))
     if isinstance(built, list):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from shipway.compiler.launch.devices import devices_here
 from shipway.schemas.layout import Layout
 from shipway.schemas.verification import StageReading
 
@@ -24,7 +24,8 @@ class Job:
 
     builds: tuple[Path, ...]
     world: int
-    on_gpus: bool
+    gpus: tuple[str, ...]
+    """Of this machine; none for builds that train on a CPU."""
     stage: str | None
     steps: int
     documents: bool
@@ -32,20 +33,17 @@ class Job:
     """Whether to tell which lines of code hold the memory at the peak."""
 
 
-def gpus_here() -> list[str]:
+def gpus_here(kind: str) -> tuple[str, ...]:
     """GPUs that the environment allows, or else those that this machine's driver lists; none without one."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        return [name for name in allowed.split(",") if name.strip()]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    return [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+        return tuple(name for name in allowed.split(",") if name.strip())
+    return tuple(map(str, range(len(devices_here(kind)))))
 
 
 def measure(job: Job, folder: Path, tell: Callable[[StageReading], None]) -> None:
     """Measure every build, and tell each reading as soon as it is known; logs are left in `folder`."""
-    slots = max(1, len(gpus_here()) // job.world) if job.on_gpus else 1
+    slots = max(1, len(job.gpus) // job.world)
     shares = [job.builds[slot::slots] for slot in range(min(slots, len(job.builds)))]
     with ThreadPoolExecutor(len(shares)) as pool:
         list(pool.map(lambda slot: _measure_share(job, slot, shares[slot], folder, tell), range(len(shares))))
@@ -88,7 +86,7 @@ def _command(job: Job, builds: Sequence[Path], out: Path) -> list[str]:
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.world}"]
     command = [sys.executable, *(several if job.world > 1 else []), "-m", "shipway.runtime.verification.main"]
     command += [*(str(build) for build in builds), "--out", str(out), "--steps", str(job.steps)]
-    command += ["--device", "cuda" if job.on_gpus else "cpu"]
+    command += ["--device", "cuda" if job.gpus else "cpu"]
     command += ["--stage", job.stage] if job.stage else []
     command += ["--holders"] if job.holders else []
     return command + (["--documents"] if job.documents else [])
@@ -98,9 +96,9 @@ def _environment(job: Job, slot: int) -> dict[str, str]:
     """As a launch sets it; each slot sees its own devices."""
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
-    if job.on_gpus:
+    if job.gpus:
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        own = gpus_here()[slot * job.world : (slot + 1) * job.world]
+        own = job.gpus[slot * job.world : (slot + 1) * job.world]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return environment
 

@@ -49,3 +49,7 @@ ConfigDir = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON, alone on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="FILE", help="Figures of `shipway calibrate`.", show_default=False),
+]

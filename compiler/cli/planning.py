@@ -162,6 +162,27 @@ def _names_a_hash(error: ValidationError) -> bool:
     return not missing & {("hash",), ("blueprint_hash",)}
 
 
+def plan_source(
+    source: str,
+    overrides: Sequence[str] | None,
+    config_dir: Path | None,
+    output: Output,
+    figures: Calibration | None = None,
+) -> Plan:
+    """The plan of a plan file, which must be current, or of a blueprint, which is planned now."""
+    if is_plan_file(source):
+        if overrides:
+            summary = "a plan is frozen, so overrides cannot change it"
+            output.refuse("CL001", summary, exit_codes.INVALID, help_text="Give them to `shipway plan`.")
+        plan = load_plan(source, output)
+        refuse_stale(plan, output)
+        return plan
+    read = read_blueprint(source, overrides, config_dir, output)
+    if not output.as_json:
+        output.warn(read.warnings)
+    return plan_blueprint(read, output, figures)
+
+
 def refuse_stale(plan: Plan, output: Output) -> None:
     """Leave with status 5 when the blueprint has changed since the plan was made."""
     if not plan.origin:

@@ -33,11 +33,11 @@ STUCK_SECONDS = 240.0
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Measure every build that is named; DONE when all were."""
     options = _parser().parse_args(arguments)
-    device, meshes = join(options.device), None
+    device = join(options.device)
+    meshes = MeshPool(device)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     for build in options.builds:
         faulthandler.dump_traceback_later(STUCK_SECONDS)
-        meshes = meshes or MeshPool(device)
         try:
             reading = measure_stage(
                 build, options.stage, device, meshes, options.steps, options.documents, options.holders

@@ -122,8 +122,7 @@ class _Step:
 
     def __call__(self, on_phase: Callable[[str], None] = lambda name: None) -> float:
         """Seconds from the data to the end of the update."""
-        stages = self.plan.blueprint.training.stages
-        asked = next(s for s in stages if s.name == self.stage.name)
+        asked = self.plan.blueprint.training.stage(self.stage.name)
         rate = learning_rate(asked.learning_rate, min(self.done, self.stage.steps - 1), self.stage.steps)
         device = self.trainer.model.mesh.device
         began = time.perf_counter()

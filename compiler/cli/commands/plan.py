@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipway.compiler.cli.options import ConfigDir, Json, Name, Overrides, Quiet
+from shipway.compiler.cli.options import CalibrationFile, ConfigDir, Json, Name, Overrides, Quiet
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
@@ -36,12 +36,7 @@ def command(
         str | None,
         typer.Option("--dump-after", metavar="PASS", help="Print what a pass has made.", show_default=False),
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibration", metavar="FILE", help="Figures of `shipway calibrate`.", show_default=False
-        ),
-    ] = None,
+    calibration: CalibrationFile = None,
     serving: Annotated[
         bool, typer.Option("--serving", help="Capacity of serving the model on this cluster instead.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipway.compiler.cli.options import ConfigDir, Json, Overrides, Quiet
+from shipway.compiler.cli.options import CalibrationFile, ConfigDir, Json, Overrides, Quiet
 
 if TYPE_CHECKING:
     from shipway.compiler.campaign import Draw
@@ -51,12 +51,7 @@ def command(
     near_limit: Annotated[
         bool, typer.Option("--near-limit", help="With --campaign: draws that nearly fill the device.")
     ] = False,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibration", metavar="FILE", help="Figures of `shipway calibrate`.", show_default=False
-        ),
-    ] = None,
+    calibration: CalibrationFile = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write planned and measured.", show_default=False),
@@ -69,13 +64,13 @@ def command(
     from tempfile import TemporaryDirectory
 
     from shipway.compiler.cli.output import Output
-    from shipway.compiler.cli.planning import read_calibration
+    from shipway.compiler.cli.planning import plan_source, read_calibration
 
     output = Output(as_json=json, quiet=quiet)
     figures = read_calibration(calibration, output)
     with TemporaryDirectory(prefix="shipway-verify-") as folder:
         if campaign is None:
-            plan = _plan(source, overrides, config_dir, figures, output)
+            plan = plan_source(source, overrides, config_dir, output, figures)
             plans = {_build(plan, Path(folder) / plan.name, output): plan}
         else:
             draws = _draws(source, overrides, config_dir, figures, campaign, seed, near_limit, output)
@@ -84,20 +79,6 @@ def command(
         _tell(comparisons, plans, campaign is not None, output)
     if out is not None:
         output.note(f"planned and measured written to {out}")
-
-
-def _plan(
-    source: str,
-    overrides: list[str] | None,
-    config_dir: Path | None,
-    figures: Calibration | None,
-    output: Output,
-) -> Plan:
-    from shipway.compiler.cli.planning import is_plan_file, load_plan, plan_blueprint, read_blueprint
-
-    if is_plan_file(source):
-        return load_plan(source, output)
-    return plan_blueprint(read_blueprint(source, overrides, config_dir, output), output, figures)
 
 
 def _draws(
@@ -150,7 +131,7 @@ def _measure(
     by_world: dict[int, list[Path]] = {}
     for path, plan in plans.items():
         by_world.setdefault(_stage(plan, stage, output).devices_used, []).append(path)
-    on_gpus = _on_gpus(plans, max(by_world), output)
+    gpus = _gpus(plans, max(by_world), output)
     found: list[Comparison] = []
 
     def tell(reading: StageReading) -> None:
@@ -161,27 +142,27 @@ def _measure(
             output.write(out, dumps(_data(found, plans), indent=1) + "\n")
 
     for world, builds in sorted(by_world.items()):
-        measure(Job(tuple(builds), world, on_gpus, stage, steps, documents, holders), folder, tell)
+        measure(Job(tuple(builds), world, gpus, stage, steps, documents, holders), folder, tell)
     return sorted(found, key=lambda comparison: comparison.reading.build)
 
 
-def _on_gpus(plans: dict[Path, Plan], world: int, output: Output) -> bool:
-    """Whether the plans are for GPUs, of which this machine must have `world`."""
+def _gpus(plans: dict[Path, Plan], world: int, output: Output) -> tuple[str, ...]:
+    """GPUs of this machine, which must be `world` at least; none where the plans are for a CPU."""
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.measuring import gpus_here
 
     device = next(iter(plans.values())).blueprint.cluster.device
     if device.kind == "cpu":
-        return False
-    here = len(gpus_here())
-    if here < world:
+        return ()
+    here = gpus_here(device.kind)
+    if len(here) < world:
         output.refuse(
             "EN001",
-            f"the plan uses {world} {device.name}, and this machine has {here or 'no'} GPUs",
+            f"the plan uses {world} {device.name}, and this machine has {len(here) or 'no'} GPUs",
             exit_codes.ENVIRONMENT,
             help_text="Run `shipway verify` where they are, or plan for what is here: cluster=h200_1.",
         )
-    return True
+    return here
 
 
 def _stage(plan: Plan, name: str | None, output: Output) -> StagePlan:
