@@ -1,0 +1,1 @@
+"""Models trained side by side on one device: Shipway's own builds, and peers of the same dimensions."""
