@@ -175,16 +175,16 @@ def _of_operators(chosen: Chosen) -> Iterator[Entry]:
     problem, cells = chosen.problem, chosen.shared.cells
     shard = cells.shard(problem.machine, problem.fused)
     policy = RECOMPUTE[int(chosen.candidate.recompute[0])]
-    known: dict[Operator, list[tuple[Call, int, bool]]] = {}
-    for row, repeats in zip(problem.work.rows, chosen.rows_on_busiest, strict=True):
-        if not repeats:
-            continue
-        for _, operator in row.operators():
-            if operator not in known:
-                known[operator] = list(_calls(chosen, operator, shard, policy))
-            for call, count, is_repeat in known[operator]:
-                if row.recomputable or not is_repeat:
-                    yield call, count * round(repeats) * chosen.micro_batches
+    # Many rows have the same operators: their calls are asked for once.
+    placed: dict[tuple[Operator, bool], float] = {}
+    for row, repeats in zip(problem.work.rows, chosen.rows_on_busiest.tolist(), strict=True):
+        for _, operator in row.operators() if repeats else ():
+            key = operator, row.recomputable
+            placed[key] = placed.get(key, 0.0) + repeats
+    for (operator, recomputable), repeats in placed.items():
+        for call, count, is_repeat in _calls(chosen, operator, shard, policy):
+            if recomputable or not is_repeat:
+                yield call, count * round(repeats) * chosen.micro_batches
 
 
 def _calls(

@@ -51,6 +51,33 @@ class ChunkStates:
         return (*(h for group in self.groups for h in group.held), *self.vectors)
 
 
+class _Known:
+    """Parts and groups of a chunk, equal ones once: kinds of layers differ in little."""
+
+    def __init__(self, degrees: Degrees) -> None:
+        self.degrees = degrees
+        self._parts: dict[tuple[object, ...], Held] = {}
+        self._groups: dict[tuple[object, ...], Group] = {}
+
+    def parts(self, parameters: Iterable[Parameter]) -> tuple[Held, ...]:
+        """A rank's parts of what is trained, not of buffers."""
+        return tuple(self._part(p) for p in parameters if p.optimizer != "none")
+
+    def group(self, name: str, axis: StateAxis, parameters: Iterable[Parameter]) -> Group:
+        """What FSDP takes together."""
+        parts = self.parts(parameters)
+        return self._groups.setdefault((name, *map(id, parts)), Group(name, axis, parts))
+
+    def _part(self, p: Parameter) -> Held:
+        key = (p.shape, p.sharding, p.optimizer, p.muon_heads, p.fp32)
+        if key not in self._parts:
+            mine = held(p, self.degrees)
+            if mine is None:
+                raise ValueError(f"{p.name} {p.shape} cannot be shared by {self.degrees}")
+            self._parts[key] = mine
+        return self._parts[key]
+
+
 def chunk_states(work: Workload, first: int, end: int, degrees: Degrees) -> ChunkStates:
     """States of layers `first` to `end`, with embedding and head where they are the model's ends.
 
@@ -64,11 +91,12 @@ def chunk_states(work: Workload, first: int, end: int, degrees: Degrees) -> Chun
             root += own
             if inner:
                 layers.append(inner)
+    known = _Known(degrees)
     distinct = {id(operators): operators for operators in layers}
-    kinds = {key: _layer_groups(operators, degrees) for key, operators in distinct.items()}
+    kinds = {key: _layer_groups(operators, known) for key, operators in distinct.items()}
     groups = [group for operators in layers for group in kinds[id(operators)][0]]
     vectors = [vector for operators in layers for vector in kinds[id(operators)][1]]
-    whole = _held((p for placed in root for p in placed.operator.parameters()), degrees)
+    whole = known.parts(p for placed in root for p in placed.operator.parameters())
     name = "embedding, head and what is outside layers"
     if whole:
         groups.append(Group(name, "dp_shard", whole, is_root=True))
@@ -91,36 +119,25 @@ def _own_and_layer(part: Part, is_layer: bool) -> tuple[tuple[Placed, ...], tupl
     return tuple(p for p in part.operators if p not in inner), inner
 
 
-def _layer_groups(operators: Iterable[Placed], degrees: Degrees) -> tuple[list[Group], tuple[Held, ...]]:
+def _layer_groups(operators: Iterable[Placed], known: _Known) -> tuple[list[Group], tuple[Held, ...]]:
     """Routed experts and the router, which computes in fp32, are gathered apart from the rest."""
     experts: list[Parameter] = []
     router: list[Parameter] = []
     rest: list[Parameter] = []
     vectors: list[Parameter] = []
     for placed in operators:
+        others = router if isinstance(placed.operator, Router) else rest
         for parameter in placed.operator.parameters():
             if parameter.sharding == "expert":
                 experts.append(parameter)
             elif is_whole_vector(parameter):
                 vectors.append(parameter)
             else:
-                (router if isinstance(placed.operator, Router) else rest).append(parameter)
+                others.append(parameter)
     named: tuple[tuple[str, StateAxis, list[Parameter]], ...] = (
         ("expert parameters", "expert_shard", experts),
         ("router parameters", "dp_shard", router),
         ("layer parameters", "dp_shard", rest),
     )
-    groups = [Group(name, axis, _held(parameters, degrees)) for name, axis, parameters in named if parameters]
-    return groups, _held(vectors, degrees)
-
-
-def _held(parameters: Iterable[Parameter], degrees: Degrees) -> tuple[Held, ...]:
-    result = []
-    for parameter in parameters:
-        if parameter.optimizer == "none":
-            continue  # a buffer
-        mine = held(parameter, degrees)
-        if mine is None:
-            raise ValueError(f"{parameter.name} {parameter.shape} cannot be shared by {degrees}")
-        result.append(mine)
-    return tuple(result)
+    groups = [known.group(name, axis, parameters) for name, axis, parameters in named if parameters]
+    return groups, known.parts(vectors)

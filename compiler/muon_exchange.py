@@ -48,10 +48,15 @@ class _Item:
         small, large = sorted(self.matrix)
         return self.heads * (2 * small**2 * large + small**3)
 
-    @property
+    @cached_property
     def work_on_part(self) -> float:
         """Of them, the share of the rank's part."""
         return self.work / self.heads * self.held.part_elements / math.prod(self.matrix)
+
+    @cached_property
+    def whole_bytes(self) -> int:
+        """Of the whole parameter."""
+        return self.held.parameter.count * ELEMENT_BYTES
 
     @property
     def piece_elements(self) -> int:
@@ -76,12 +81,13 @@ def exchanges(parameters: Sequence[Held], degrees: Degrees, per_head: bool) -> I
     groups: dict[_Kind, list[_Item]] = {}
     known: dict[int, tuple[list[_Item], _Item]] = {}
     for h in parameters:
-        if id(h) not in known:
+        found = known.get(id(h))
+        if found is None:
             item = _item(h, per_head)
             axis = "" if _is_whole(h, item) else _axis(h, degrees)
             kind = _Kind(axis, _copies(h, degrees), h.parameter.sharding == "expert")
-            known[id(h)] = groups.setdefault(kind, []), item
-        alike, item = known[id(h)]
+            found = known[id(h)] = groups.setdefault(kind, []), item
+        alike, item = found
         alike.append(item)
     for kind, items in groups.items():
         ranks = math.prod(_ranks(axis, degrees) for axis in (kind.axis, *kind.copies) if axis)
@@ -144,7 +150,7 @@ def _rounds(items: Sequence[_Item], ranks: int) -> list[list[_Item]]:
             result.append([])
             held_bytes = 0
         result[-1].append(item)
-        held_bytes += item.held.parameter.count * ELEMENT_BYTES
+        held_bytes += item.whole_bytes
     return result
 
 

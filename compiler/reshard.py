@@ -23,6 +23,7 @@ from shipway.schemas.layout import Layout
 from shipway.schemas.training import Muon, Training
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 REBUILD_SECONDS = 60.0
 """Assumed: mesh, communicators, model, kernels' first launches, in processes that go on."""
@@ -90,52 +91,105 @@ def _bytes_of(parameter: Parameter, sizes: Bytes, is_muon: bool) -> int:
     return weight + moments * sizes.moment
 
 
-def reshardings(
-    tensors: Sequence[StateTensor], cluster: Cluster, before: Sequence[Layout], after: Sequence[Layout]
-) -> list[list[Resharding]]:
-    """From each layout of one stage to each of the next, [before][after]."""
-    state, storage = sum(tensor.bytes for tensor in tensors), cluster.storage
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What going from each layout of one stage to each of the next takes; arrays are [before, after]."""
 
-    def change(old: Layout, new: Layout, read: float) -> Resharding:
-        new_job = old.world_size != new.world_size
+    state_bytes: int
+    read_bytes: Floats
+    write_seconds: float
+    read_seconds: Floats
+    restart_seconds: Floats
+    waiting: tuple[Ints, Ints]
+    """Devices of each layout before, [before], and after, [after]."""
+
+    @property
+    def seconds(self) -> Floats:
+        """As `Resharding.seconds`."""
+        return self.write_seconds + self.read_seconds + self.restart_seconds
+
+    @property
+    def device_seconds(self) -> Floats:
+        """As `Resharding.device_seconds`."""
+        before, after = self.waiting
+        reading: Floats = after * (self.read_seconds + self.restart_seconds)
+        return before[:, None] * self.write_seconds + reading
+
+    def between(self, before: int, after: int) -> Resharding:
+        """One of them."""
+        devices = int(self.waiting[0][before]), int(self.waiting[1][after])
         return Resharding(
-            state_bytes=state,
-            read_bytes=round(read),
-            write_seconds=state / storage.write_bandwidth,
-            read_seconds=(2 * state + read) / storage.read_bandwidth,
-            restart_seconds=RESTART_SECONDS if new_job else REBUILD_SECONDS,
-            new_job=new_job,
-            waiting=(old.world_size, new.world_size),
+            state_bytes=self.state_bytes,
+            read_bytes=round(float(self.read_bytes[before, after])),
+            write_seconds=self.write_seconds,
+            read_seconds=float(self.read_seconds[before, after]),
+            restart_seconds=float(self.restart_seconds[before, after]),
+            new_job=devices[0] != devices[1],
+            waiting=devices,
         )
 
-    read = _read_bytes(tensors, before, after).tolist()
-    return [
-        [change(old, new, size) for new, size in zip(after, sizes, strict=True)]
-        for old, sizes in zip(before, read, strict=True)
-    ]
+
+def reshardings(
+    tensors: Sequence[StateTensor], cluster: Cluster, stages: Sequence[Sequence[Layout]]
+) -> list[Changes]:
+    """From each layout of each stage to each of the stage after it."""
+    state, storage = sum(tensor.bytes for tensor in tensors), cluster.storage
+    devices = [np.array([layout.world_size for layout in layouts]) for layouts in stages]
+    cut = _all_shards(tensors, stages)
+    result = []
+    for number, layouts in enumerate(stages[1:], start=1):
+        before, after = number - 1, number
+        replicas = np.array([readers(layout) for layout in layouts])
+        read = _read_bytes(tensors, cut[before], cut[after]) * replicas
+        new_job = devices[before][:, None] != devices[after]
+        result.append(
+            Changes(
+                state_bytes=state,
+                read_bytes=read,
+                write_seconds=state / storage.write_bandwidth,
+                read_seconds=(2 * state + read) / storage.read_bandwidth,
+                restart_seconds=np.where(new_job, RESTART_SECONDS, REBUILD_SECONDS),
+                waiting=(devices[before], devices[after]),
+            )
+        )
+    return result
 
 
-def _read_bytes(tensors: Sequence[StateTensor], before: Sequence[Layout], after: Sequence[Layout]) -> Floats:
-    """What all ranks read together, [before, after].
+def _read_bytes(tensors: Sequence[StateTensor], saved: Ints, wanted: Ints) -> Floats:
+    """What one replica's ranks read together, [before, after].
 
     Where a dimension goes from a shards to b, they overlap in a + b - gcd(a, b) places, at each of which a
     whole saved shard is read.
     """
-    total = np.zeros((len(before), len(after)))
-    saved, wanted = _all_shards(tensors, before), _all_shards(tensors, after)
+    total = np.zeros((saved.shape[1], wanted.shape[1]))
     for tensor, mine, others in zip(tensors, saved, wanted, strict=True):
         old, new = mine[:, None, :], others[None, :, :]
         repeats = (old + new - np.gcd(old, new)) / old
         total += tensor.bytes * repeats.prod(axis=2)
-    result: Floats = total * np.array([readers(layout) for layout in after])[None, :]
+    return total
+
+
+def _all_shards(tensors: Sequence[StateTensor], stages: Sequence[Sequence[Layout]]) -> list[Ints]:
+    """Shards along each dimension, [tensors, layouts, dimensions] of each stage.
+
+    Many layouts divide a parameter alike: only the degrees of its own kind count.
+    """
+    degrees = [[degrees_of(layout) for layout in layouts] for layouts in stages]
+    every = tuple(dict.fromkeys(one for own in degrees for one in own))
+    place = {one: number for number, one in enumerate(every)}
+    cut = np.array([_shards_of_each(tensor.parameter, every) for tensor in tensors])
+    return [cut[:, [place[one] for one in own]] for own in degrees]
+
+
+def _shards_of_each(parameter: Parameter, degrees: Sequence[Degrees]) -> list[tuple[int, ...]]:
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+    result = []
+    for one in degrees:
+        own = (one.expert, one.expert_shard) if parameter.sharding == "expert" else (one.tensor, one.dense)
+        if own not in known:
+            known[own] = shards(parameter, one)
+        result.append(known[own])
     return result
-
-
-def _all_shards(tensors: Sequence[StateTensor], layouts: Sequence[Layout]) -> npt.NDArray[np.int64]:
-    """Shards along each dimension, [tensors, layouts, dimensions]; many layouts divide parameters alike."""
-    degrees = [degrees_of(layout) for layout in layouts]
-    cut = {one: [shards(tensor.parameter, one) for tensor in tensors] for one in dict.fromkeys(degrees)}
-    return np.array([cut[one] for one in degrees]).swapaxes(0, 1)
 
 
 def readers(layout: Layout) -> int:

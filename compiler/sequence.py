@@ -61,23 +61,18 @@ def programme(stages: Sequence[tuple[Problem, Found]]) -> Programme:
         [found.candidates.layout(index) for index in own]
         for (_, found), own in zip(stages, options, strict=True)
     ]
-    changes = [reshardings(tensors, blueprint.cluster, before, after) for before, after in pairwise(layouts)]
+    changes = reshardings(tensors, blueprint.cluster, layouts)
     is_cost = blueprint.training.objective == "cost"
     chosen = best_sequence(
         [_stage_cost(p, found, own) for (p, found), own in zip(stages, options, strict=True)],
-        [
-            np.array([[c.device_seconds if is_cost else c.seconds for c in row] for row in change])
-            for change in changes
-        ],
+        [change.device_seconds if is_cost else change.seconds for change in changes],
     )
     return Programme(
         tuple(
             replace(found, best=own[place])
             for (_, found), own, place in zip(stages, options, chosen, strict=True)
         ),
-        tuple(
-            change[before][after] for change, (before, after) in zip(changes, pairwise(chosen), strict=True)
-        ),
+        tuple(change.between(*pair) for change, pair in zip(changes, pairwise(chosen), strict=True)),
     )
 
 

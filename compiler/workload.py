@@ -37,6 +37,10 @@ class Row:
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Every tensor."""
+        return self._parameters
+
+    @cached_property
+    def _parameters(self) -> tuple[Parameter, ...]:
         return tuple(parameter for part in self.parts for parameter in part.parameters())
 
     @property

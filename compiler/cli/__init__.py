@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-GARBAGE_THRESHOLD = 50_000
+GARBAGE_THRESHOLD = 500_000
 """Objects made before Python looks for cycles among them: a command makes few cycles, and looking for them
 while modules load (Python's own threshold is 700) takes longer than all the rest of a help page."""
 

@@ -104,8 +104,9 @@ def command(
 
             raise typer.Exit(DIFFERENT)
         return
-    output.data(canonical_json(plan))
-    if not json and not quiet:
+    if json:
+        output.data(canonical_json(plan))  # takes as long as a table: only for who asks
+    elif not quiet:
         from shipway.compiler.render.plan import render_plan
 
         output.show(render_plan(plan))

@@ -62,7 +62,7 @@ def test_overlaps_of_two_divisions(old: int, new: int) -> None:
     # The model's figure: every overlap reads a whole saved shard.
     tensor = StateTensor(Parameter("w", (rows, 7)), rows * 7)
     before, after = Layout(data_parallel_shard=old), Layout(data_parallel_shard=new)
-    (made,) = reshardings([tensor], small_cluster(), [before], [after])[0]
+    made = reshardings([tensor], small_cluster(), [[before], [after]])[0].between(0, 0)
     assert made.read_bytes == overlaps * 7 * new
 
 
@@ -71,11 +71,12 @@ def test_the_same_layout_reads_the_state_once_and_replicas_read_again() -> None:
     tensors = state_tensors(problem_of(made).work, made.training)
     state = sum(tensor.bytes for tensor in tensors)
     apart, replicas = Layout(data_parallel_shard=4), Layout(data_parallel_shard=2, data_parallel_replicate=2)
-    (same, other), _ = reshardings(tensors, made.cluster, [apart, replicas], [apart, replicas])
+    (changes,) = reshardings(tensors, made.cluster, [[apart, replicas]] * 2)
+    same, other = changes.between(0, 0), changes.between(0, 1)
     assert same.read_bytes == same.state_bytes == state
     assert other.read_bytes == 2 * state
     assert not same.new_job
-    assert reshardings(tensors, made.cluster, [apart], [Layout()])[0][0].new_job
+    assert reshardings(tensors, made.cluster, [[apart], [Layout()]])[0].between(0, 0).new_job
 
 
 def test_experts_are_cut_along_two_dimensions() -> None:
@@ -103,7 +104,8 @@ def test_stages_are_chosen_together(changes: dict[str, object]) -> None:
 
     def total(choice: tuple[int, ...]) -> float:
         layouts = [found.candidates.layout(i) for (_, found), i in zip(stages, choice, strict=True)]
-        between = reshardings(tensors, stages[0][0].blueprint.cluster, layouts[:1], layouts[1:])[0][0]
+        (changes,) = reshardings(tensors, stages[0][0].blueprint.cluster, [[one] for one in layouts])
+        between = changes.between(0, 0)
         seconds = [
             float(found.step_seconds[i]) * p.stage.steps * (layout.world_size if is_cost else 1)
             for (p, found), i, layout in zip(stages, choice, layouts, strict=True)
