@@ -4,11 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TYPING := $(VENV)/typing
-# The first of these that is Python 3.11 or newer; or say `make setup PYTHON=/path/to/python`.
-PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
-  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# The first of these that is Python 3.11 or newer and has venv; or say `make setup PYTHON=/path/to/python`.
+# The system's comes first: distributions build it with profile-guided optimisation, which saves a fifth of the time.
+PYTHON := $(shell for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11 python3.14; do \
+  $$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 # One thread a test process: more threads than cores make torch slower, not faster.
 export OMP_NUM_THREADS ?= 1
+# Every process that a test starts would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format parity soak clean
@@ -20,9 +23,9 @@ setup: $(STAMP)  ## Make .venv with everything that Shipway needs
 
 $(STAMP): pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "Shipway needs Python 3.11 or newer; found: $$(python3 --version 2>&1). \
-	Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
-	echo "Python has no venv module: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+	Install one with its venv module (on Debian and Ubuntu, apt-get install python3-venv), \
+	or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "setuptools>=80" wheel
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	  set -x; $(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,gpu]'; \

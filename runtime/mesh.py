@@ -45,11 +45,14 @@ class Mesh:
     data: DeviceMesh
     dense: DeviceMesh
     expert: DeviceMesh
+    _axes: dict[str, DeviceMesh] = field(default_factory=dict, repr=False, compare=False)
 
     def axis(self, name: str) -> DeviceMesh:
         """The one-dimensional mesh of an axis."""
-        view: DeviceMesh = getattr(self, _VIEW_OF_AXIS[name])
-        return view[name]
+        if name not in self._axes:  # torch makes a new one at every look: milliseconds, many times a step
+            view: DeviceMesh = getattr(self, _VIEW_OF_AXIS[name])
+            self._axes[name] = view[name]
+        return self._axes[name]
 
     def size(self, name: str) -> int:
         """Ranks along an axis."""

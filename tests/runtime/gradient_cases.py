@@ -57,9 +57,13 @@ def gradients(layout: Layout, changes: dict[str, Any], model: str, pool: MeshPoo
 
 
 def all_gradients(cases: list[tuple[Layout, dict[str, Any], str]]) -> list[Gradients]:
-    """Of each case in turn."""
+    """Of each case in turn; equal cases are trained once."""
     pool = MeshPool(torch.device("cpu"))
-    return [gradients(layout, changes, model, pool) for layout, changes, model in cases]
+    found: dict[str, Gradients] = {}
+    for case in cases:
+        if repr(case) not in found:
+            found[repr(case)] = gradients(*case, pool)
+    return [found[repr(case)] for case in cases]
 
 
 def assert_same(found: Gradients, expected: Gradients, relative: float = 1e-5) -> None:
