@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.chunked import groups_of
 from shipway.compiler.evaluate_states import Bytes, StateCosts, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
+from shipway.compiler.step_time import hand_over_seconds
 from shipway.compiler.tables import Tables, cells_of, shardings_of
 from shipway.compiler.unique import distinct, unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
@@ -48,9 +48,8 @@ def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Fl
     least = _least_states(problem, c, states, which, sizes)
     (saved,) = _per_layout(c, shared.cell_of, problem.work.totals @ shared.parts.saved)
     backward = _alive_in_backward(problem, c, states, which, sizes)
-    temporary = shared.parts.scratch + shared.parts.overhead
     # Without a pipeline activations are freed before a layer's temporaries are made.
-    lightest = np.where(c.pp > 1, temporary[:, 1:LAST].min(axis=1)[c.recompute, shared.cell_of], 0.0)
+    lightest = np.where(c.pp > 1, shared.parts.lightest[c.recompute, shared.cell_of], 0.0)
     average = backward + saved / c.pp + lightest
     average = average + _average_buffers(problem, c, shared.parts.hidden[shared.cell_of])
     second = _second_rank(problem, c, shared) + lightest
@@ -94,11 +93,7 @@ def _alike(work: Workload, per_row: Floats) -> list[Ints]:
 def _send_seconds(problem: Problem, c: Candidates, shared: Tables) -> Floats:
     """Least time of the largest hand-over: the last chunk starts at layer chunks - 1 or later."""
     arriving = _least_arriving(problem.work)[c.chunks - 1]
-    size, stride = groups_of(c)["pp"]
-    seconds: Floats = problem.network.collective_seconds(
-        "send_receive", arriving * shared.parts.hidden[shared.cell_of], size, stride
-    )
-    return seconds
+    return hand_over_seconds(problem, c, arriving * shared.parts.hidden[shared.cell_of])
 
 
 def _least_arriving(work: Workload) -> Ints:

@@ -200,10 +200,10 @@ def kept_bytes(chunked: Chunked) -> Floats:
 
     V-shaped schedules keep the gradients of matrices' outputs beside them between the parts of backward.
     """
-    own, saved = chunked.own, chunked.cells("saved")
+    own, saved = chunked.own, by_rank(chunked.cells("saved"), chunked.pp)
     if not chunked.is_v_shaped:
-        return kept_activations(saved, chunked.pp, own.micro_batches)
-    saved, waiting = saved[:, chunked.order], chunked.cells("waiting")[:, chunked.order]
+        return kept_activations(saved, own.micro_batches)
+    waiting = by_rank(chunked.cells("waiting"), chunked.pp)
     return v_kept(chunked.schedule, saved, waiting, chunked.is_split, own.micro_batches)
 
 

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler import bounds
-from shipway.compiler.chunked import Chunked, chunk, handed_over
-from shipway.compiler.evaluate import kept_bytes
-from shipway.compiler.layouts import Candidates
-from shipway.compiler.memory import by_rank, receive_buffers, stays_gathered
+from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
+from shipway.compiler.memory import kept_activations, receive_buffers, stays_gathered
+from shipway.compiler.placed import Placed, placed
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import least_pass_seconds
+from shipway.compiler.schedule import pipeline_seconds
+from shipway.compiler.step_time import hand_over_seconds
 from shipway.compiler.tables import Tables
-from shipway.compiler.workload import LAST
+from shipway.compiler.unique import first_rows
+from shipway.compiler.v_memory import v_kept
+from shipway.compiler.v_timing import v_least_seconds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -26,33 +28,66 @@ Ints = npt.NDArray[np.int64]
 def least_seconds(problem: Problem, cores: Candidates, shared: Tables) -> Floats:
     """Least seconds of a step of each core."""
     seconds = np.empty(len(cores))
-    for index, chunked in chunk(cores, shared):
-        seconds[index] = least_pass_seconds(problem, chunked)
+    for index, some in placed(cores, shared):
+        seconds[index] = _seconds(problem, some)
     return seconds
 
 
 def least_bytes(problem: Problem, cores: Candidates, shared: Tables) -> Floats:
     """Least peak bytes of each core."""
     least = np.empty(len(cores))
-    for index, chunked in chunk(cores, shared):
-        least[index] = _bytes(problem, chunked)
+    for index, some in placed(cores, shared):
+        least[index] = _bytes(problem, some)
     return least
 
 
-def _bytes(problem: Problem, chunked: Chunked) -> Floats:
-    own, pp, shared = chunked.own, chunked.pp, chunked.shared
+def _seconds(problem: Problem, some: Placed) -> Floats:
+    """Passes alone; of V-shaped schedules less than they take, and far sooner known."""
+    own, forward, backward = some.own, some.cells("forward"), some.by_policy("backward")
+    largest = some.received.max(axis=(1, 2))
+    send = hand_over_seconds(problem, own, largest) if (own.pp > 1).any() else largest
+    seconds = pipeline_seconds(forward, backward, send, own.micro_batches, own.pp)
+    if some.is_v_shaped.any():
+        least = v_least_seconds(forward, backward, send, own.micro_batches, own.pp)
+        seconds = np.where(some.is_v_shaped, least, seconds)
+    return seconds
+
+
+def _bytes(problem: Problem, some: Placed) -> Floats:
+    own, shared = some.own, some.shared
     sizes, can = shared.sizes, problem.space.capability
-    moments = 2 * chunked.states("adamw_numel") + chunked.states("muon_numel")
-    kept = by_rank(chunked.states("shard_numel") * sizes.weight + moments * sizes.moment_here, pp).sum(axis=1)
-    held = kept_bytes(chunked)
-    temporary = shared.parts.scratch + shared.parts.overhead
+    moments = 2 * some.states("adamw_numel") + some.states("muon_numel")
+    kept = (some.states("shard_numel") * sizes.weight + moments * sizes.moment_here).sum(axis=1)
     # Without a pipeline activations are freed before a layer's temporaries are made.
-    lightest = temporary[:, 1:LAST].min(axis=1)[own.recompute, chunked.cell] if pp > 1 else 0.0
-    stream = 2 * shared.parts.hidden[chunked.cell]
-    if pp > 1:
-        whole = by_rank(chunked.states("whole_numel"), pp).sum(axis=1) * sizes.gradient
-        gathered = stays_gathered(chunked.states("gathered_bytes"), pp, can)
-        buffers = receive_buffers(*handed_over(chunked), pp, own.micro_batches, can)
+    lightest: Floats | float = 0.0
+    if some.is_piped:
+        lightest = shared.parts.lightest[own.recompute, shared.cell_of]
+        whole = some.states("whole_numel").sum(axis=1) * sizes.gradient
+        gathered = stays_gathered(some.states("gathered_bytes"), can)
+        buffers = receive_buffers(some.received, some.returned, own.micro_batches, can)
         kept = kept + whole + gathered + buffers
-    allocated = (kept + held).max(axis=1) + lightest + stream
+    stream = 2 * shared.parts.hidden[shared.cell_of]
+    allocated = (kept + _activations(some)).max(axis=1) + lightest + stream
     return bounds.peak(problem, allocated, own)
+
+
+def _activations(some: Placed) -> Floats:
+    """Kept activations at the worst moment of each rank's schedule, [cores, ranks]."""
+    own, saved = some.own, some.by_policy("saved")
+    if saved.shape[1] == 1:
+        in_flight = np.minimum(own.pp[:, None] - np.arange(saved.shape[2]), own.micro_batches[:, None])
+        alone: Floats = in_flight * saved[:, 0]
+        return alone
+    result = np.zeros((len(own), saved.shape[2]))
+    waiting = some.cells("waiting") if some.is_v_shaped.any() else saved
+    first, which = first_rows(own.pp, own.v_schedule)
+    for number, (pp, schedule) in enumerate(zip(own.pp[first].tolist(), own.v_schedule[first], strict=True)):
+        rows = np.flatnonzero(which == number)
+        count, mine = own.micro_batches[rows], saved[rows, :, :pp]
+        if schedule:
+            split = own.recompute[rows] == RECOMPUTE.index("none")
+            held = v_kept(SCHEDULES[schedule], mine, waiting[rows, :, :pp], split, count)
+        else:
+            held = kept_activations(mine, count)
+        result[rows, :pp] = held
+    return result

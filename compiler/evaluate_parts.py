@@ -21,7 +21,7 @@ from shipway.compiler.operators import fp8
 from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Transfer, flops, forward_flops
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.unique import distinct
-from shipway.compiler.workload import Workload
+from shipway.compiler.workload import LAST, Workload
 from shipway.schemas.model import Experts
 
 Floats = npt.NDArray[np.float64]
@@ -114,6 +114,13 @@ class PartCosts:
     def overhead(self) -> Floats:
         """[policies, rows, cells]: what recomputation holds again while a row's backward runs."""
         return np.maximum(self.saved[:1] - self.saved, 0.0)
+
+    @cached_property
+    def lightest(self) -> Floats:
+        """[policies, cells]: temporaries of the layer that has the least."""
+        temporary = self.scratch + self.overhead
+        least: Floats = temporary[:, 1:LAST].min(axis=1)
+        return least
 
 
 def load_imbalance(experts: Experts | None, local_tokens: Floats, ep: Ints, percentile: float) -> Floats:

@@ -43,10 +43,9 @@ def _host_activations(problem: Problem, chunked: Chunked) -> Floats:
     """
     own, hidden = chunked.own, chunked.shared.parts.hidden[chunked.cell]
     moved = chunked.cells("moved")
-    rounded = moved * (np.exp2(np.ceil(np.log2(hidden))) / hidden)[:, None]
+    rounded = by_rank(moved * (np.exp2(np.ceil(np.log2(hidden))) / hidden)[:, None], chunked.pp)
     if not chunked.is_v_shaped:
-        return kept_activations(rounded, chunked.pp, own.micro_batches)
-    rounded = rounded[:, chunked.order]
+        return kept_activations(rounded, own.micro_batches)
     return v_kept(chunked.schedule, rounded, np.zeros_like(rounded), chunked.is_split, own.micro_batches)
 
 

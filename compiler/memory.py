@@ -138,7 +138,8 @@ def memory_terms(
     held_activations = activations.kept
     temporary = by_rank(activations.temporary, pp).max(axis=1)
     stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
-    buffers = receive_buffers(activations.received, activations.returned, pp, micro_batches, capability)
+    handed_over = by_rank(activations.received, pp), by_rank(activations.returned, pp)
+    buffers = receive_buffers(*handed_over, micro_batches, capability)
     reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
     matrices = _muon_scratch(states, muon, pp)
     copies = 0 if sizes.updates_in_one else ADAMW_COPIES
@@ -245,49 +246,48 @@ def _gathered(
 ) -> Floats:
     """Parameters in compute precision: the running and the prefetched row, or all that stays gathered."""
     if pp > 1:
-        return stays_gathered(states.gathered_bytes, pp, capability)
+        return stays_gathered(by_rank(states.gathered_bytes, pp), capability)
     everything = states.gathered_bytes.sum(axis=1, keepdims=True)
     two = np.minimum(states.root_gathered + 2 * row_gathered, everything)
     held: Floats = np.where((zero == 3)[:, None], two, everything)
     return held
 
 
-def stays_gathered(gathered_bytes: Floats, pp: int, capability: Capability) -> Floats:
-    """What a pipeline rank keeps gathered: all its chunks, or the largest few that torch allows."""
-    chunks = by_rank(gathered_bytes, pp)
+def stays_gathered(gathered_bytes: Floats, capability: Capability) -> Floats:
+    """What a rank keeps gathered, of [layouts, own chunks, ranks]: all, or the largest few torch allows."""
     active = capability.active_stages_gathered
-    held: Floats = np.sort(chunks, axis=1)[:, -active:].sum(axis=1)
+    held: Floats = np.sort(gathered_bytes, axis=1)[:, -active:].sum(axis=1)
     return held
 
 
-def kept_activations(saved: Floats, pp: int, micro_batches: Ints) -> Floats:
-    """Kept activations at the worst moment of each rank's schedule."""
-    chunks = by_rank(saved, pp)
-    virtual = chunks.shape[1]
+def kept_activations(saved: Floats, micro_batches: Ints) -> Floats:
+    """Kept activations at the worst moment of each rank's schedule, of [layouts, own chunks, ranks]."""
+    layouts, virtual, pp = saved.shape
     if virtual == 1:
-        held = np.minimum((pp - np.arange(pp))[None, :], micro_batches[:, None])
-        return held * chunks[:, 0, :]
-    result = np.empty((len(saved), pp))
+        in_flight_of_rank = np.minimum((pp - np.arange(pp))[None, :], micro_batches[:, None])
+        alone: Floats = in_flight_of_rank * saved[:, 0, :]
+        return alone
+    result = np.empty((layouts, pp))
     enough = steady(pp, virtual, micro_batches)
     for count in distinct(enough):
         rows = enough == count
         points = in_flight(pp, virtual, count).astype(float)  # [pp, moments, virtual]
         # [ranks, layouts, virtual] @ [ranks, virtual, moments]
-        held = np.matmul(chunks[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))
+        held = np.matmul(saved[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))
         result[rows] = held.max(axis=2).T
     return result
 
 
 def receive_buffers(
-    received: Floats, returned: Floats, pp: int, micro_batches: Ints, capability: Capability
+    received: Floats, returned: Floats, micro_batches: Ints, capability: Capability
 ) -> Floats:
-    """Buffers that hidden states and their gradients are received in."""
+    """Buffers that hidden states and their gradients are received in, of [layouts, own chunks, ranks]."""
+    layouts, _, pp = received.shape
     if pp == 1:
-        return np.zeros((len(micro_batches), 1))
-    each = by_rank(received + returned, pp).sum(axis=1)
+        return np.zeros((layouts, 1))
     whole_step = capability.receive_buffers == "per_micro_batch"
     buffers = micro_batches if whole_step else np.minimum(pp, micro_batches)
-    held: Floats = each * buffers[:, None]
+    held: Floats = (received + returned).sum(axis=1) * buffers[:, None]
     return held
 
 

@@ -192,31 +192,32 @@ def _ready(
 
 
 def pipeline_seconds(
-    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray, pp: int
+    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray, pp: IntArray
 ) -> FloatArray:
     """Length of the pipelined passes of one step, in closed form over layouts.
 
-    `forward`, `backward` have shape [layouts, chunks], chunks in model order. A micro-batch passes all
-    chunks (the fill and the drain); each further one follows a cycle behind. The cycle is the longest of
-    every rank's own work and, for 1F1B, of the round trip below a rank over the micro-batches it may have
-    in flight (a maximum cycle mean of the schedule's event graph; Baccelli et al. 1992, chapter 3).
+    `forward`, `backward` have shape [layouts, chunks of a rank, most ranks]; ranks beyond a layout's `pp`
+    do nothing. A micro-batch passes all chunks (the fill and the drain); each further one follows a cycle
+    behind. The cycle is the longest of every rank's own work and, for 1F1B, of the round trip below a rank
+    over the micro-batches it may have in flight (a maximum cycle mean of the schedule's event graph; Baccelli
+    et al. 1992, chapter 3).
     """
-    layouts, chunks = forward.shape
-    virtual = chunks // pp
     both = forward + backward
+    _, virtual, ranks = both.shape
+    passed = 2 * (pp - 1) * send
     seconds: FloatArray
-    if pp == 1:
-        seconds = both.sum(axis=1) * micro_batches
+    if ranks == 1 and virtual == 1:
+        seconds = both[:, 0, 0] * micro_batches
         return seconds
+    first = both[:, 0]
     if virtual == 1:
-        ahead = np.cumsum(both[:, ::-1], axis=1)[:, ::-1]
-        below = pp - np.arange(pp)
+        ahead = np.cumsum(first[:, ::-1], axis=1)[:, ::-1]
+        below = np.maximum(pp[:, None] - np.arange(ranks), 1)
         round_trip = (ahead + 2 * send[:, None] * (below - 1)) / below
-        cycle = np.maximum(both, round_trip).max(axis=1)
-        seconds = both.sum(axis=1) + 2 * (pp - 1) * send + (micro_batches - 1) * cycle
+        cycle = np.maximum(first, round_trip).max(axis=1)
+        seconds = first.sum(axis=1) + passed + (micro_batches - 1) * cycle
         return seconds
-    by_rank = both.reshape(layouts, virtual, pp)
-    busiest = by_rank.sum(axis=1).max(axis=1)
-    edge = by_rank[:, 0, :].sum(axis=1) - by_rank[:, 0, :].max(axis=1)
-    seconds = micro_batches * busiest + edge + 2 * (pp - 1) * send
+    busiest = both.sum(axis=1).max(axis=1)
+    edge = first.sum(axis=1) - first.max(axis=1)
+    seconds = micro_batches * busiest + edge + passed
     return seconds

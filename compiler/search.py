@@ -37,9 +37,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Objective = Literal["time", "cost", "memory"]
 
-CORES = 512
+CORES = 2048
 """Cores bounded at a time."""
-BOUNDED = 192
+BOUNDED = 512
 """Of these, cores whose memory is bounded at a time."""
 EXPANDED = 48
 """Cores whose splits are evaluated at a time."""
@@ -161,13 +161,15 @@ def _best_first(
     while done < len(order) and promise[order[done]] < best * MARGIN:
         batch = order[done : done + CORES]
         done += CORES
-        queue = _Queue(problem, cores, shared, batch[promise[batch] < best * MARGIN], need)
+        batch = batch[promise[batch] < best * MARGIN]
+        queue = _Queue(problem, cores.take(batch), shared.take(batch))
         while len(some := queue.next(best * MARGIN)):
-            candidates, result, split = _expand(problem, cores.take(some), shared.take(some))
+            candidates, result, split = _expand(problem, *queue.cut(some))
             fits = ranks(problem, result.peak_bytes, result.upper_bytes, result.node_bytes) == 0
             reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
             best = min(best, float(reached[fits].min(initial=np.inf)))
             seen.append((candidates, result, split))
+        need[batch] = queue.need
     if not seen:
         known = order[np.isfinite(need[order])]
         nearest = known[np.argsort(need[known], kind="stable")[:EXPANDED]]
@@ -176,24 +178,22 @@ def _best_first(
 
 
 class _Queue:
-    """A batch of cores that may fit, by a tighter bound of the objective, the lowest first.
+    """A batch of cores that may fit, cut, by a tighter bound of the objective, the lowest first.
 
     Memory takes longer to bound than time: where the objective doesn't ask for it, that is done for a few
     cores at a time, as far as the queue is asked for. `need` notes what cores need at least.
     """
 
-    def __init__(
-        self, problem: Problem, cores: Candidates, shared: Tables, batch: Ints, need: Floats
-    ) -> None:
-        self.problem, self.cores, self.shared, self.need = problem, cores, shared, need
-        self.value = np.full(len(cores), np.inf)
-        seconds = least_seconds(problem, cores.take(batch), shared.take(batch))
+    def __init__(self, problem: Problem, cores: Candidates, shared: Tables) -> None:
+        self.problem, self.cores, self.shared = problem, cores, shared.cut(cores)
+        self.need = np.full(len(cores), np.inf)
+        every = np.arange(len(cores))
+        seconds = least_seconds(problem, cores, self.shared)
         by_memory = problem.blueprint.training.objective == "memory"
-        own = self._bound(batch) if by_memory else seconds
-        self.value[batch] = _objective(problem, cores.take(batch), seconds, own)
-        batch = batch[np.argsort(self.value[batch], kind="stable")]
-        self.ready = batch[need[batch] <= problem.capacity_bytes] if by_memory else batch[:0]
-        self.unbounded = batch[:0] if by_memory else batch
+        self.value = _objective(problem, cores, seconds, self._bound(every) if by_memory else seconds)
+        every = every[np.argsort(self.value, kind="stable")]
+        self.ready = every[self.need[every] <= problem.capacity_bytes] if by_memory else every[:0]
+        self.unbounded = every[:0] if by_memory else every
 
     def next(self, limit: float) -> Ints:
         """The next few, all of a value below `limit`; empty when there are none left."""
@@ -206,10 +206,13 @@ class _Queue:
         few, self.ready = self.ready[:EXPANDED], self.ready[EXPANDED:]
         return few[self.value[few] < limit]
 
+    def cut(self, some: Ints) -> tuple[Candidates, Tables]:
+        """Some of the cores, and their tables."""
+        return self.cores.take(some), self.shared.take(some)
+
     def _bound(self, some: Ints) -> Floats:
         """Least bytes of some cores."""
-        least = least_bytes(self.problem, self.cores.take(some), self.shared.take(some))
-        self.need[some] = least
+        self.need[some] = least = least_bytes(self.problem, *self.cut(some))
         return least
 
 

@@ -11,7 +11,7 @@ from shipway.compiler.memory import ChunkStates, by_rank
 from shipway.compiler.optimizer_copies import copy_seconds
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule import pipeline_seconds
-from shipway.compiler.v_timing import v_least_seconds, v_seconds
+from shipway.compiler.v_timing import v_seconds
 from shipway.compiler.workload import FIRST
 
 Floats = npt.NDArray[np.float64]
@@ -59,16 +59,8 @@ def pass_seconds(problem: Problem, chunked: Chunked, forward: Floats, backward: 
         order, deferred = chunked.order, deferred_seconds(chunked, backward)
         ordered = forward[:, order], backward[:, order], deferred[:, order]
         return v_seconds(chunked.schedule, *ordered, send, count)
-    return pipeline_seconds(forward, backward, send, count, chunked.pp)
-
-
-def least_pass_seconds(problem: Problem, chunked: Chunked) -> Floats:
-    """No more than `pass_seconds`, and far sooner known for V-shaped schedules."""
-    forward, backward = chunked.cells("forward"), chunked.cells("backward")
-    if not chunked.is_v_shaped:
-        return pass_seconds(problem, chunked, forward, backward)
-    order, send = chunked.order, send_seconds(problem, chunked)
-    return v_least_seconds(forward[:, order], backward[:, order], send, chunked.own.micro_batches)
+    pp = chunked.pp
+    return pipeline_seconds(by_rank(forward, pp), by_rank(backward, pp), send, count, chunked.own.pp)
 
 
 def deferred_seconds(chunked: Chunked, backward: Floats) -> Floats:
@@ -84,12 +76,16 @@ def deferred_seconds(chunked: Chunked, backward: Floats) -> Floats:
 
 def send_seconds(problem: Problem, chunked: Chunked) -> Floats:
     """Time to pass the largest hand-over of one micro-batch to the next pipeline rank."""
-    own = chunked.own
     if chunked.pp == 1:
-        return np.zeros(len(own))
-    size, stride = groups_of(own)["pp"]
+        return np.zeros(len(chunked.own))
     received, _ = handed_over(chunked)
-    seconds: Floats = problem.network.collective_seconds("send_receive", received.max(axis=1), size, stride)
+    return hand_over_seconds(problem, chunked.own, received.max(axis=1))
+
+
+def hand_over_seconds(problem: Problem, own: Candidates, sent_bytes: Floats) -> Floats:
+    """Time to pass so many bytes to the next pipeline rank."""
+    size, stride = groups_of(own)["pp"]
+    seconds: Floats = problem.network.collective_seconds("send_receive", sent_bytes, size, stride)
     return seconds
 
 

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from shipway.compiler.cut import RESOLUTION, cuts
 from shipway.compiler.delta_context import exchanges_heads
-from shipway.compiler.evaluate_parts import Cells, PartCosts, load_imbalance, part_costs
+from shipway.compiler.evaluate_parts import POLICIES, Cells, PartCosts, load_imbalance, part_costs
 from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.offload import with_activations
 from shipway.compiler.problem import Problem
-from shipway.compiler.unique import unique_rows
+from shipway.compiler.unique import first_rows, unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
 from shipway.schemas.layout import ACTIVATION_OFFLOAD
 
@@ -44,8 +44,8 @@ class Tables:
     work: Workload
     sums: dict[tuple[str, int], Floats] = field(default_factory=dict)
     """Running sums over layers that have been asked for, see `running`."""
-    cuts: dict[tuple[int, ...], Ints] = field(default_factory=dict)
-    """Boundaries by cell, policy and number of chunks, of those that have been asked for."""
+    bounds: Ints | None = None
+    """Boundaries of each layout's chunks once they are cut, see `cut_bounds`."""
 
     @cached_property
     def rounded(self) -> Ints:
@@ -57,7 +57,18 @@ class Tables:
 
     def take(self, index: Ints) -> Tables:
         """The same tables for a selection of layouts."""
-        result = replace(self, cell_of=self.cell_of[index], sharding_of=self.sharding_of[index])
+        result = replace(
+            self,
+            cell_of=self.cell_of[index],
+            sharding_of=self.sharding_of[index],
+            bounds=None if self.bounds is None else self.bounds[index],
+        )
+        result.__dict__["rounded"] = self.rounded
+        return result
+
+    def cut(self, own: Candidates) -> Tables:
+        """The same with every layout cut, which those selected from it then are too."""
+        result = replace(self, bounds=cut_bounds(self, own))
         result.__dict__["rounded"] = self.rounded
         return result
 
@@ -88,6 +99,14 @@ class Tables:
         held = self.sums.get(key)
         if held is None:
             held = self.sums[key] = _running(self.work, self._per_row(name, policy))
+        return held
+
+    def under_each_policy(self, name: str) -> Floats:
+        """Running sums of what depends on the policy, [policies x cells, layers + 1]."""
+        held = self.sums.get((name, POLICIES))
+        if held is None:
+            each = [self.running(name, policy) for policy in range(POLICIES)]
+            held = self.sums[name, POLICIES] = np.concatenate(each)
         return held
 
     def _per_row(self, name: str, policy: int) -> Floats:
@@ -152,6 +171,7 @@ def with_splits(problem: Problem, shared: Tables, layouts: Candidates, core: Int
         sharding_of=sharding_of,
         states=states,
         sums=kept,
+        bounds=None if shared.bounds is None else shared.bounds[core],
     )
     result.__dict__["rounded"] = shared.rounded
     return result
@@ -170,22 +190,13 @@ def cells_of(problem: Problem, rows: Ints) -> Cells:
 
 def cut_bounds(shared: Tables, own: Candidates) -> Ints:
     """The balanced cut of each layout, [layouts, most chunks + 1], filled up with the number of layers."""
-    chunks = own.chunks
-    keys, which = unique_rows(shared.cell_of, own.recompute, chunks)
-    wanted = list(map(tuple, keys.tolist()))
-    fresh = np.array([key for key in wanted if key not in shared.cuts], dtype=np.int64).reshape(-1, 3)
-    if len(fresh):
-        cell, policy, count = fresh.T
-        costs = shared.rounded[:, policy, cell]
-        layers = costs[shared.work.layer_rows].T
-        layers[:, 0] += costs[FIRST]
-        layers[:, -1] += costs[LAST]
-        for key, bounds in zip(map(tuple, fresh.tolist()), cuts(layers, count), strict=True):
-            shared.cuts[key] = bounds
-    width = int(chunks.max()) + 1
-    result = np.full((len(keys), width), shared.work.layers)
-    for row, key in zip(result, wanted, strict=True):
-        held = shared.cuts[key][:width]
-        row[: len(held)] = held
-    spread: Ints = result[which]
+    if shared.bounds is not None:
+        return shared.bounds
+    # Layouts of one cell, policy and number of chunks are cut alike.
+    first, which = first_rows(shared.cell_of, own.recompute, own.chunks)
+    costs = shared.rounded[:, own.recompute[first], shared.cell_of[first]]
+    layers = costs[shared.work.layer_rows].T
+    layers[:, 0] += costs[FIRST]
+    layers[:, -1] += costs[LAST]
+    spread: Ints = cuts(layers, own.chunks[first])[which]
     return spread

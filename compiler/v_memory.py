@@ -59,10 +59,11 @@ def v_kept(
 ) -> FloatArray:
     """Most bytes that each rank holds, [layouts, pp].
 
-    `saved` and `waiting` [layouts, chunks]: kept by one forward, and added to it between `I` and `W`.
+    `saved` and `waiting` [layouts, 2, pp], of each rank's chunks on the way down and on the way back: kept by
+    one forward, and added to it between `I` and `W`.
     """
-    pp = saved.shape[1] // 2
-    each = np.stack([saved[:, :pp], saved[:, : pp - 1 : -1], waiting[:, :pp], waiting[:, : pp - 1 : -1]])
+    pp = saved.shape[2]
+    each = np.stack([saved[:, 0], saved[:, 1], waiting[:, 0], waiting[:, 1]])
     enough = v_steady(pp, micro_batches)
     result = np.empty((len(saved), pp))
     for count, parts in set(zip(enough.tolist(), split.tolist(), strict=True)):

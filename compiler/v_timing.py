@@ -73,14 +73,17 @@ def v_seconds(
 
 
 def v_least_seconds(
-    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray
+    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray, pp: IntArray
 ) -> FloatArray:
-    """No more than `v_seconds`: every rank does its work once the first micro-batch has come down to it."""
-    pp = forward.shape[1] // 2
-    both = forward + backward
-    work = both[:, :pp] + both[:, : pp - 1 : -1]
-    down = np.cumsum(forward[:, :pp], axis=1) - forward[:, :pp] + send[:, None] * np.arange(pp)
-    result: FloatArray = (down + micro_batches[:, None] * work).max(axis=1)
+    """No more than `v_seconds`: every rank does its work once the first micro-batch has come down to it.
+
+    `forward` and `backward` [layouts, 2, most ranks] are of each rank's chunks, 0 on ranks beyond `pp`.
+    """
+    work, way_down = (forward + backward).sum(axis=1), forward[:, 0]
+    rank = np.arange(way_down.shape[1])
+    down = np.cumsum(way_down, axis=1) - way_down + send[:, None] * rank
+    ends = np.where(rank < pp[:, None], down + micro_batches[:, None] * work, 0.0)
+    result: FloatArray = ends.max(axis=1)
     return result
 
 

@@ -81,7 +81,9 @@ def test_kept_bytes_are_the_most_that_following_the_order_holds(
             peak = max(peak, held)
         assert held == 0
         most.append(peak)
-    arrays = [np.array([part[: 2 * pp]], dtype=float) for part in (saved, waiting)]
+    arrays = [
+        np.array([[part[:pp], part[2 * pp - 1 : pp - 1 : -1]]], dtype=float) for part in (saved, waiting)
+    ]
     kept = v_kept(schedule, *arrays, np.array([split]), np.array([count]))
     assert kept[0].tolist() == most
 
