@@ -30,7 +30,9 @@ def train_both_ways() -> tuple[list[Outcome], list[Outcome]]:
     pool, outcomes = MeshPool(CPU), ([], [])
     for layout in LAYOUTS:
         for found, choice in zip(outcomes, ("none", "blocks"), strict=True):
-            trainer = make_trainer(layout, model="grouped", pool=pool, compilation=choice)
+            trainer = make_trainer(
+                layout, model="grouped", pool=pool, compilation=choice, changes={"layers": 2}
+            )
             results = run_steps(trainer, range(1))
             losses, norms = [r.loss for r in results], [r.gradient_norm for r in results]
             found.append(Outcome(losses, norms, whole_parameters(trainer)))

@@ -142,7 +142,7 @@ def train_all() -> dict[str, list[float]]:
     pool, named, found = MeshPool(CPU), linears_of(variant("hybrid", layers=3)), {}
     for name, layout in LAYOUTS.items():
         if layout.world_size == dist.get_world_size():
-            trainer = make_trainer(layout, pool=pool, precision=FP8, fp8_linears=named, layers=3)
+            trainer = make_trainer(layout, pool=pool, precision=FP8, fp8_linears=named, changes={"layers": 3})
             found[name] = [run_steps(trainer, range(1), rate=0.02)[0].loss for _ in range(3)]
     return found
 

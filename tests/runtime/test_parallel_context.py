@@ -13,49 +13,49 @@ from shipway.runtime.parallel.rows import cut
 from shipway.schemas.layout import Layout
 from tests.runtime.gradient_cases import Gradients, all_gradients, assert_same
 from tests.runtime.ranks import run_ranks
-from tests.runtime.training_cases import SEQUENCES
+from tests.runtime.training_cases import SEQUENCES, SHALLOW
 
-NO_PREDICTION: dict[str, Any] = {"multi_token_prediction": None}
+ROTARY: dict[str, Any] = {**SHALLOW, "multi_token_prediction": None}
 ALONE = Layout(micro_batch=SEQUENCES)
 CP4 = Layout(context_parallel=4, micro_batch=SEQUENCES)
 CP4_HEADS = CP4.model_copy(update={"delta_context": "heads"})
 CASES: dict[str, tuple[Layout, dict[str, Any], str]] = {
-    "delta and latent": (CP4, {}, "hybrid"),
-    "rotary latent": (CP4, NO_PREDICTION, "rotary latent"),
-    "delta, rotary grouped, latent": (CP4, NO_PREDICTION, "three kinds"),
-    "unbounded delta, more value heads": (CP4, {}, "older delta"),
-    "full recomputation": (CP4.model_copy(update={"recompute": "full"}), {}, "hybrid"),
-    "selective recomputation": (CP4.model_copy(update={"recompute": "selective"}), {}, "hybrid"),
-    "exchanging heads": (CP4_HEADS, {"attention.delta.heads": 4}, "hybrid"),
+    "delta and latent": (CP4, SHALLOW, "hybrid"),
+    "rotary latent": (CP4, ROTARY, "rotary latent"),
+    "delta, rotary grouped, latent": (CP4, {"multi_token_prediction": None}, "three kinds"),
+    "unbounded delta, more value heads": (CP4, SHALLOW, "older delta"),
+    "full recomputation": (CP4.model_copy(update={"recompute": "full"}), SHALLOW, "hybrid"),
+    "selective recomputation": (CP4.model_copy(update={"recompute": "selective"}), SHALLOW, "hybrid"),
+    "exchanging heads": (CP4_HEADS, {**SHALLOW, "attention.delta.heads": 4}, "hybrid"),
     "exchanging heads, more value heads, with fsdp": (
         Layout(context_parallel=2, data_parallel_shard=2, micro_batch=4, delta_context="heads"),
-        {},
+        SHALLOW,
         "older delta",
     ),
     "exchanging heads, with tensor parallel": (
         Layout(context_parallel=2, tensor_parallel=2, micro_batch=8, delta_context="heads"),
-        {"attention.delta.heads": 4, "vocabulary": 64},
+        {**SHALLOW, "attention.delta.heads": 4, "vocabulary": 64},
         "hybrid",
     ),
-    "auxiliary loss": (CP4, {}, "grouped"),
+    "auxiliary loss": (CP4, {"layers": 2}, "grouped"),
     "auxiliary loss, with tensor parallel": (
         Layout(context_parallel=2, tensor_parallel=2, micro_batch=4, micro_batches=2),
-        {"vocabulary": 64},
+        {"layers": 2, "vocabulary": 64},
         "grouped",
     ),
     "with fsdp, accumulating": (
         Layout(context_parallel=2, data_parallel_shard=2, micro_batch=2, micro_batches=2),
-        {},
+        SHALLOW,
         "hybrid",
     ),
     "with replicas": (
         Layout(context_parallel=2, data_parallel_replicate=2, micro_batch=4),
-        {},
+        SHALLOW,
         "hybrid",
     ),
     "with experts over the same ranks": (
         Layout(context_parallel=2, data_parallel_shard=2, expert_parallel=4, micro_batch=4),
-        {},
+        SHALLOW,
         "hybrid",
     ),
 }

@@ -15,9 +15,15 @@ from shipway.runtime.mesh import MeshPool
 from shipway.runtime.parallel.support import check_model
 from shipway.runtime.parallel.vocabulary import vocabulary_cross_entropy
 from shipway.schemas.layout import Layout
-from tests.runtime import training_cases
 from tests.runtime.ranks import run_ranks
-from tests.runtime.training_cases import SEQUENCES, make_trainer, micro_batches, run_steps, whole_parameters
+from tests.runtime.training_cases import (
+    SEQUENCES,
+    SHALLOW,
+    make_trainer,
+    micro_batches,
+    run_steps,
+    whole_parameters,
+)
 from tests.templates.generated import variant
 
 ALONE = Layout(micro_batch=SEQUENCES)
@@ -39,16 +45,26 @@ LAYOUTS = {
         ),
     },
 }
-VARIANTS = ("hybrid", "older delta", "rotary latent", "grouped", "three kinds")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "hybrid": SHALLOW,
+    "older delta": SHALLOW,
+    "rotary latent": SHALLOW,
+    "grouped": {"layers": 2},
+    "three kinds": {},
+}
+"""With the changes to each."""
+SPREAD = {
+    2: [(layout, variant) for variant in VARIANTS for layout in LAYOUTS[2]],
+    # What differs between variants lies inside tensor parallel, not in what is around it.
+    4: [(layout, "hybrid") for layout in LAYOUTS[4]],
+}
 
 
-def outcomes_of(layouts: list[Layout], name: str) -> list[dict[str, Any]]:
-    """Two steps of a variant under each layout, and the scores that it then gives."""
-    original = training_cases.variant
-    training_cases.variant = lambda model: original(model, vocabulary=64)
+def outcomes_of(cases: list[tuple[Layout, str]]) -> list[dict[str, Any]]:
+    """Of each case, two steps of a variant under a layout, and the scores that it then gives."""
     pool, found = MeshPool(torch.device("cpu")), []
-    for layout in layouts:
-        trainer = make_trainer(layout, model=name, pool=pool)
+    for layout, name in cases:
+        trainer = make_trainer(layout, model=name, pool=pool, changes={**VARIANTS[name], "vocabulary": 64})
         results = run_steps(trainer, range(2))
         batch = micro_batches(2, trainer.model.mesh)[0]
         scores = model_scorer(trainer.model.parts[0])(batch)
@@ -64,24 +80,36 @@ def outcomes_of(layouts: list[Layout], name: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("ranks", LAYOUTS)
-def test_tensor_parallel_trains_what_one_process_trains(name: str, ranks: int) -> None:
-    if ranks == 4 and name != "hybrid":
-        pytest.skip("what differs between variants lies inside tensor parallel, not in what is around it")
-    (alone,) = run_ranks(outcomes_of, 1, [ALONE], name)
-    expected = alone[0]
-    spread = run_ranks(outcomes_of, ranks, list(LAYOUTS[ranks].values()), name)[0]
-    for layout, found in zip(LAYOUTS[ranks], spread, strict=True):
-        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5), layout
-        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4), layout
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    """Of every variant in one process."""
+    return dict(
+        zip(VARIANTS, run_ranks(outcomes_of, 1, [(ALONE, name) for name in VARIANTS])[0], strict=True)
+    )
+
+
+@pytest.fixture(scope="module", params=SPREAD)
+def spread(request: pytest.FixtureRequest) -> dict[tuple[str, str], dict[str, Any]]:
+    """Of every layout and variant on so many ranks."""
+    ranks = request.param
+    cases = [(LAYOUTS[ranks][layout], name) for layout, name in SPREAD[ranks]]
+    return dict(zip(SPREAD[ranks], run_ranks(outcomes_of, ranks, cases)[0], strict=True))
+
+
+def test_tensor_parallel_trains_what_one_process_trains(
+    alone: dict[str, dict[str, Any]], spread: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    for (layout, name), found in spread.items():
+        expected, case = alone[name], f"{layout}: {name}"
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5), case
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4), case
         for layer, load in expected["loads"].items():
-            assert found["loads"][layer].tolist() == load.tolist(), layout
+            assert found["loads"][layer].tolist() == load.tolist(), case
         rows = len(found["scores"])
         torch.testing.assert_close(found["scores"], expected["scores"][:rows], rtol=1e-3, atol=1e-3)
         for parameter, value in expected["parameters"].items():
             torch.testing.assert_close(
-                found["parameters"][parameter], value, rtol=2e-3, atol=3e-4, msg=f"{layout}: {parameter}"
+                found["parameters"][parameter], value, rtol=2e-3, atol=3e-4, msg=f"{case}: {parameter}"
             )
 
 

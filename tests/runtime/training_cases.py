@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from tests.templates.generated import load, variant
 SEQUENCES = 8
 CONTEXT_TOKENS = 32
 FP32 = Precision(compute="fp32")
+SHALLOW: dict[str, Any] = {"layers": 3, "attention.mix": ["latent", "delta", "latent"]}
+"""Changes to a variant with both kinds: each kind of layer once between others, more would only take time."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,11 @@ def make_trainer(
     compilation: Compilation = "none",
     precision: Precision = FP32,
     fp8_linears: Collection[str] = (),
-    layers: int | None = None,
+    changes: Mapping[str, Any] = SHALLOW,
 ) -> Trainer:
-    """A trainer of a small generated model under a layout, on this world of ranks."""
+    """A trainer of a small generated model, a variant with `changes`, under a layout on these ranks."""
     options = optimizer or Muon()
-    module = load(variant(model, **({} if layers is None else {"layers": layers})))
+    module = load(variant(model, **changes))
     mesh = build_mesh(layout, torch.device("cpu"), pool)
     parallel = build_parallel_model(module, mesh, precision, seed, compilation, fp8_linears)
     built = build_optimizer(
@@ -95,12 +97,12 @@ def whole_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     }
 
 
-def train(layouts: list[Layout], optimizer: Optimizer | None = None, model: str = "hybrid") -> list[Outcome]:
+def train(layouts: list[Layout]) -> list[Outcome]:
     """Each layout in turn, from the same seed, for two steps."""
     outcomes = []
     pool = MeshPool(torch.device("cpu"))
     for layout in layouts:
-        trainer = make_trainer(layout, optimizer, model=model, pool=pool)
+        trainer = make_trainer(layout, pool=pool)
         results = run_steps(trainer, range(2))
         outcomes.append(
             Outcome([r.loss for r in results], [r.gradient_norm for r in results], whole_parameters(trainer))
