@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -100,6 +101,7 @@ class Forked:
 
 def _rank(rank: int, processes: int, store: str, build: Path, run: Path, attempt: int) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what the server imported is no garbage: a rank that looks through it copies its pages
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "SHIPWAY_ATTEMPT": str(attempt)}
     stop = StopRequest()
     stop.install()

@@ -14,17 +14,19 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from shipway.runtime.distributed import join, leave
 from shipway.runtime.exit_codes import ExitCode
-from shipway.runtime.failures import classify, is_expected
+from shipway.runtime.imports import uncollected_imports
 from shipway.runtime.run_folder import RunFolder
-from shipway.runtime.session import train_here
-from shipway.runtime.signals import StopRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Train; returns the exit code, and leaves the reason in the run's folder."""
     options = _parser().parse_args(arguments)
+    with uncollected_imports():
+        from shipway.runtime.distributed import join, leave
+        from shipway.runtime.failures import classify, is_expected
+        from shipway.runtime.session import train_here
+        from shipway.runtime.signals import StopRequest
     run, rank = RunFolder(options.run_dir), int(os.environ.get("RANK", "0"))
     run.write_pid(rank)
     # Attention residuals pass their sources on through every layer, unchanged and never written into.

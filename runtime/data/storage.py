@@ -54,11 +54,10 @@ class LocalStorage:
         found = []
         for folder, folders, names in os.walk(path):
             folders[:] = [f for f in folders if not _is_hidden(f) and f not in skip]
+            inside = Path(folder).relative_to(path)
             for name in names:
                 if not _is_hidden(name):
-                    file = os.path.join(folder, name)
-                    relative = os.path.relpath(file, path).replace(os.sep, "/")
-                    found.append(_local_file(file, relative))
+                    found.append(_local_file(os.path.join(folder, name), (inside / name).as_posix()))
         return sorted(found, key=lambda file: file.name)
 
     def read(self, path: str, start: int, stop: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import traceback
@@ -108,6 +109,7 @@ def _read(folder: Path, index: int, ranks: int, lost: str) -> Trace | str:
 
 def _rank(rank: int, ranks: int, rows: Sequence[Row], setting: Setting, folder: str) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported before the fork is no garbage
     # Gathering a gradient that is sharded twice is slow, which matters to nobody here.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}

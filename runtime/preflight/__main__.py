@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shipway.runtime.exit_codes import Fatal
+from shipway.runtime.imports import uncollected_imports
 
 ENVIRONMENT_CODE = 4
 
@@ -50,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
 
         check_node(plan, folder)
         return 0
-    from shipway.runtime.preflight.fabric import check_fabric
+    with uncollected_imports():
+        from shipway.runtime.preflight.fabric import check_fabric
 
     return 0 if check_fabric(plan, options.stage, folder) else ENVIRONMENT_CODE
 

@@ -38,7 +38,7 @@ def soak(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[Moment
         "data": {"interleave": 16},
     }
     builds = {
-        name: write_build(small_plan(STAGES, layouts, sequences=4, **options), folder / f"build {name}")
+        name: write_build(small_plan(STAGES, layouts, 4, layers=3, **options), folder / f"build {name}")
         for name, layouts in LAYOUTS.items()
     }
 

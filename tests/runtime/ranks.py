@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -47,6 +48,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
 
 def _rank(function: Callable[..., Any], rank: int, world_size: int, folder: str, arguments: Any) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what the server imported is no garbage: a rank that looks through it copies its pages
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)

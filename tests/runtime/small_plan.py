@@ -24,11 +24,11 @@ from tests.templates.generated import HEADER, HYBRID
 CONTEXT_TOKENS = 32
 
 
-def small_blueprint(stages: dict[str, int], sequences: int, **training: Any) -> Blueprint:
+def small_blueprint(stages: dict[str, int], sequences: int, layers: int = 5, **training: Any) -> Blueprint:
     """A blueprint whose `stages` maps names to numbers of steps."""
     blueprint = {
         "name": "small",
-        "model": {**copy.deepcopy(HYBRID), "vocabulary": 272},
+        "model": {**copy.deepcopy(HYBRID), "vocabulary": 272, "layers": layers},
         "training": {
             "stages": [
                 {
@@ -62,9 +62,11 @@ def small_blueprint(stages: dict[str, int], sequences: int, **training: Any) -> 
     return Blueprint.from_data(blueprint)
 
 
-def small_plan(stages: dict[str, int], layouts: list[Layout], sequences: int = 8, **training: Any) -> Plan:
+def small_plan(
+    stages: dict[str, int], layouts: list[Layout], sequences: int = 8, layers: int = 5, **training: Any
+) -> Plan:
     """A sealed plan; `layouts` are those of the stages, in order."""
-    blueprint = small_blueprint(stages, sequences, **training)
+    blueprint = small_blueprint(stages, sequences, layers, **training)
     entries = zip(blueprint.training.stages, layouts, strict=True)
     return Plan(
         shipway="0",

@@ -27,6 +27,7 @@ from tests.runtime.ranks import run_ranks
 from tests.runtime.small_plan import small_plan, write_build
 
 STAGES = {"short": 4, "long": 3}
+LAYERS = 3
 OPTIONS: dict[str, Any] = {
     "checkpoints": {"every_steps": 3, "keep_last": 2},
     "evaluation": {"every_steps": 100, "sequences": 2},
@@ -59,7 +60,7 @@ def start(build: Path, run: Path, stop_after: int | None = None) -> ExitCode:
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plan = small_plan(STAGES, LAYOUTS, sequences=4, **OPTIONS)
+    plan = small_plan(STAGES, LAYOUTS, sequences=4, layers=LAYERS, **OPTIONS)
     return write_build(plan, tmp_path_factory.mktemp("build"))
 
 
@@ -102,7 +103,9 @@ def test_state_that_one_stage_keeps_on_the_host_goes_on_in_the_next_on_the_devic
 ) -> None:
     moved = {"offload": "both", "recompute": "full"}
     layouts = [LAYOUTS[0].model_copy(update=moved), LAYOUTS[1]]
-    build = write_build(small_plan(STAGES, layouts, sequences=4, **OPTIONS), tmp_path / "build")
+    build = write_build(
+        small_plan(STAGES, layouts, sequences=4, layers=LAYERS, **OPTIONS), tmp_path / "build"
+    )
     run = tmp_path / "run"
     assert run_ranks(start, 2, build, run, 2) == [ExitCode.PREEMPTED] * 2
     assert run_ranks(start, 2, build, run) == [ExitCode.DONE] * 2
@@ -128,6 +131,7 @@ def poison(build: Path, folder: Path, policy: str, limit: int = 5) -> Path:
         {"only": 5},
         [Layout(data_parallel_shard=2, micro_batch=2)],
         sequences=4,
+        layers=LAYERS,
         faults={"non_finite": policy, "non_finite_limit": limit},
         checkpoints={"every_steps": 2},
         evaluation=OPTIONS["evaluation"],

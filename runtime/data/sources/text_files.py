@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,7 @@ class TextLines:
         return decode_utf8(content, where.file, lambda: where.line)
 
 
+@cache  # looking through its thousands of files takes a good part of a second
 def python_stdlib() -> WholeFiles:
     """The running Python's standard library: every .py file that is UTF-8, installed packages left out."""
     root = Path(sysconfig.get_paths()["stdlib"])
