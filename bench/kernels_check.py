@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -375,29 +375,40 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--skip-timing", action="store_true", help="check only")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="cases whose name has it; repeatable")
     options = parser.parse_args()
     device = torch.device(options.device)
     for choice in kernels.table(device.type):
         print(f"{choice.operation:30s} {choice.implementation:36s} {choice.reason}")
 
-    checks = []
-    for case in all_cases(device, large=False):
+    checks: list[Check] = []
+    timings: list[Timing] = []
+
+    def keep() -> None:
+        options.out.write_text(json.dumps(result(device, checks, timings), indent=1) + "\n")
+
+    for case in chosen(all_cases(device, large=False), options.only):
         rows = check(case)
         checks += rows
+        keep()
         for row in rows:
             mark = "ok " if row.passed else "BAD"
             print(f"{mark} {row.case:40s} {row.tensor:14s} {row.error:9.2e} <= {row.bound:.0e}", flush=True)
-    timings = []
-    for case in [] if options.skip_timing else all_cases(device, large=True):
+    for case in [] if options.skip_timing else chosen(all_cases(device, large=True), options.only):
         timings.append(measure(case))
+        keep()
         row = timings[-1]
         print(
             f"{row.case:40s} forward {row.forward_ms:8.3f} ms  backward {row.backward_ms:8.3f} ms"
             f"  peak {row.peak_bytes / 2**20:9.1f} MiB",
             flush=True,
         )
-    options.out.write_text(json.dumps(result(device, checks, timings), indent=1) + "\n")
     return 0 if all(row.passed for row in checks) else 1
+
+
+def chosen(cases: Iterable[Case], only: Sequence[str] | None) -> Iterator[Case]:
+    """Those that are asked for; all when nothing is."""
+    return (case for case in cases if not only or any(text in case.name for text in only))
 
 
 def result(device: torch.device, checks: list[Check], timings: list[Timing]) -> dict[str, object]:

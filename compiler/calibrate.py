@@ -170,7 +170,7 @@ def _memory(measured: Measurements, device: Device, base: Efficiency) -> dict[st
         "memory": float(np.median(large)) / device.memory_bandwidth if large else base.memory,
         # The slower way: offloaded state goes both ways at once.
         "host_copy": min(moved) / device.host_bandwidth if moved else base.host_copy,
-        "host_seconds": max((base.host_seconds, *(s * HOST_WORK for s in launches))),
+        "host_seconds": max(launches) * HOST_WORK if launches else base.host_seconds,
         "library_bytes": (
             max(0, measured.context_bytes - device.context_bytes)
             if measured.context_bytes

@@ -18,8 +18,8 @@ from shipway.schemas.plan import Plan
 
 TRIES = 40
 """Draws that may be too large, too slow or not plannable before one is given up."""
-LONGEST_STEP_SECONDS = 4.0
-"""A measurement takes a dozen steps."""
+LONGEST_STEP_SECONDS = 1.5
+"""A measurement takes a dozen steps, and a campaign many measurements."""
 AXES = (
     "tensor_parallel",
     "context_parallel",

@@ -60,14 +60,9 @@ def _hopper() -> Efficiency:
 
 @cache
 def _h200() -> Calibration:
-    """What `shipway calibrate h200` wrote from bench/results/h200.rows.json, fp8's products apart.
-
-    Those were taken in bursts, at a clock that does not last, unlike all others: Hopper's are lowered for it.
-    """
+    """What `shipway calibrate h200` wrote from bench/results/h200.rows.json."""
     text = (Path(__file__).parent / "calibrations" / "h200.json").read_text(encoding="utf-8")
-    written = Calibration.model_validate_json(text)
-    figures = written.efficiency.model_copy(update={"fp8_gemm": _hopper().fp8_gemm})
-    return written.model_copy(update={"efficiency": figures})
+    return Calibration.model_validate_json(text)
 
 
 def _blackwell() -> Efficiency:

@@ -158,6 +158,8 @@ def _fp8_gemm(kernel: Gemm, machine: Machine) -> KernelTime:
 
 def _gemm(kernel: Gemm, machine: Machine) -> KernelTime:
     rows, inner, columns = kernel.rows, kernel.inner, kernel.columns
+    if machine.element_bytes == 2:
+        columns = columns * kernel.parts
     forward = machine.gemm_seconds(rows, inner, columns, kernel.groups, kernel.grouped)
     if kernel.grouped:
         # The weight gradient's inner dimension is the rows of one expert; its tiles are few but full.

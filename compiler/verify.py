@@ -15,7 +15,9 @@ from shipway.schemas.verification import RankMemory, StageReading
 Unit = Literal["bytes", "seconds"]
 ALLOCATED, RESERVED, OUTSIDE = "allocated", "reserved", "outside the allocator"
 STEP = "step"
-KEPT = "kept activations"
+KEPT, GATHERED = "kept activations", "gathered parameters"
+LEFT_BY_FORWARD = f"{KEPT} and {GATHERED}"
+"""What a forward leaves allocated holds both, where FSDP does not gather again."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,16 @@ def _memory_parts(budget: MemoryBudget, rank: RankMemory) -> list[Term]:
     planned: dict[str, float] = {}
     for item in budget.items:
         planned[item.category] = planned.get(item.category, 0.0) + item.bytes
-    kept = sum(item.bytes for item in budget.items if item.name == KEPT)
+    items = {item.name: item.bytes for item in budget.items}
+    gathered = items.get(GATHERED, 0)
+    kept = items.get(KEPT, 0) + gathered
     held = rank.parameter_bytes + rank.optimizer_bytes
     parts = [
-        Term("parameters", "bytes", planned.get("parameters", 0.0), rank.parameter_bytes),
+        Term("parameters", "bytes", planned.get("parameters", 0.0) - gathered, rank.parameter_bytes),
         Term("optimizer", "bytes", planned.get("optimizer", 0.0), rank.optimizer_bytes),
     ]
     both = kept and rank.kept_bytes
-    parts += [Term(KEPT, "bytes", kept, rank.kept_bytes)] if both else []
+    parts += [Term(LEFT_BY_FORWARD, "bytes", kept, rank.kept_bytes)] if both else []
     rest = budget.allocated_bytes - sum(term.planned for term in parts)
     measured = rank.allocated_bytes - held - (rank.kept_bytes if both else 0)
     return [*parts, Term("gradients, communication and scratch", "bytes", rest, max(0, measured))]

@@ -4,20 +4,22 @@
 
 Takes torchrun's arguments. torchrun ends with 1 whatever its workers said; this ends with their
 reserved code. torchrun waits half a minute after a signal before it kills; this forwards SIGUSR1 too
-and waits as long as a save may take (override with torchrun's own --shutdown-timeout).
+and waits as long as a save may take (--shutdown-timeout, here before torch 2.13, too).
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from shipway.runtime.attempts import record_deaths
@@ -30,7 +32,7 @@ SAVE_SECONDS = "600"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the workers and return their exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    defaults = ["--signals-to-handle", FORWARDED_SIGNALS, "--shutdown-timeout", SAVE_SECONDS]
+    defaults = ["--signals-to-handle", FORWARDED_SIGNALS, *_patience(given)]
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -47,6 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr, flush=True)
         return int(ExitCode.PREEMPTED)
     return int(ExitCode.DONE)
+
+
+def _patience(given: list[str]) -> list[str]:
+    """Options that make torchrun wait for workers to save; takes them out of `given` where it knows none."""
+    if "--shutdown-timeout" in run.get_args_parser().format_usage():
+        return ["--shutdown-timeout", SAVE_SECONDS]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int, default=int(SAVE_SECONDS))
+    options, given[:] = parser.parse_known_args(given)
+    # Before torch 2.13 the wait is only to be had as the default of this method.
+    close = PContext.close
+
+    def patient(self: PContext, death_sig: Any = None, timeout: int = options.shutdown_timeout) -> None:
+        close(self, death_sig, timeout)
+
+    PContext.close = patient
+    return []
 
 
 def _silence(package: str) -> None:

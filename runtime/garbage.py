@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
+import torch
+
 EVERY_STEPS = 50
 
 
@@ -18,7 +20,13 @@ class Garbage:
         gc.disable()
 
     def step_ends(self) -> None:
-        """Count a step, and collect when it is time."""
+        """Count a step, and collect when it is time.
+
+        What compiling and first uses took from the device in the first step is given back: the allocator
+        would keep it, in pieces that later steps may not fit into.
+        """
         self._steps += 1
-        if self._steps % EVERY_STEPS == 0:
+        if self._steps % EVERY_STEPS == 0 or self._steps == 1:
             gc.collect()
+        if self._steps == 1 and torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -117,6 +117,8 @@ class Gemm:
     """Whether both gradients are formed in forward already, as the fused loss head does."""
     fp8: bool = False
     """Whether its three products, forward and backward, take operands in fp8."""
+    parts: int = 1
+    """Products in bf16 that stand for it where the compute precision is bf16 and an operand is in fp32."""
 
 
 @dataclass(frozen=True)

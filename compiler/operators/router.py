@@ -23,6 +23,8 @@ SCORE_BYTES = 4
 """Router logits and scores are fp32."""
 INDEX_BYTES = 8
 """Expert indices are int64."""
+PARTS = 3
+"""In bf16, that an fp32 weight or gradient is the sum of (runtime/kernels/split_product.py)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Router(Operator):
         tokens = shard.local_tokens
         scores = tokens * self.dims.routed * SCORE_BYTES
         return (
-            Gemm("router", tokens, self.width, self.dims.routed),
+            Gemm("router", tokens, self.width, self.dims.routed, parts=PARTS),
             Elementwise("top-k", 6 * scores, 3 * scores, kernels=6),
         )
 
@@ -100,6 +102,6 @@ class Router(Operator):
         return self.dims.routed * (1 + margins) * INDEX_BYTES
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """Three sets of scores, and the input widened to fp32 while the product lasts."""
-        widened = self.width if shard.element_bytes != SCORE_BYTES else 0
-        return shard.local_tokens * (3 * self.dims.routed + widened) * SCORE_BYTES
+        """Three sets of scores, or one beside the products of its parts."""
+        sets = 3 if shard.element_bytes == SCORE_BYTES else 1 + PARTS
+        return shard.local_tokens * sets * self.dims.routed * SCORE_BYTES

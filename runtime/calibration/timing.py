@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-HEAD_START_WIDTH, HEAD_START_PRODUCTS = 8192, 130
-"""About 0.2 s on an H200: the host issues twenty repeats of the longest chain of kernels in less."""
+HEAD_START_WIDTH, HEAD_START_BYTES, HEAD_START_ROUNDS = 8192, 2**31, 80
+"""A product of 8192 x 8192 and a pass over 2 GiB, in turns, as a training step mixes them: the clock
+depends on how much of the time products take. About 0.2 s on an H200: the host issues twenty repeats of the
+longest chain of kernels in less."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def time_operation(
 
     On CUDA each repeat lies between two events, behind products that keep the device busy until the host has
     issued them all: what is measured is the device's time, however slow the host, at the clock that the
-    device keeps up under load.
+    device keeps up while it trains.
     """
     for _ in range(warmup):
         if prepare:
@@ -57,9 +59,11 @@ def _cuda_samples(
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
     ]
     heat = torch.randn(HEAD_START_WIDTH, HEAD_START_WIDTH, device="cuda", dtype=torch.bfloat16)
+    passed = torch.zeros(HEAD_START_BYTES, device="cuda", dtype=torch.uint8).view(torch.bfloat16)
     torch.cuda.synchronize()
-    for _ in range(HEAD_START_PRODUCTS):
+    for _ in range(HEAD_START_ROUNDS):
         heat @ heat
+        passed.neg_()
     for start, end in pairs:
         if prepare:
             prepare()

@@ -44,6 +44,7 @@ FAST = (
     Fast("softmax_attention", "SDPA cuDNN"),
     Fast("softmax_attention_documents", "FlashAttention, packed"),
     Fast("grouped_mm", "torch._grouped_mm"),
+    Fast("router_logits", "bf16 products of three parts"),
     Fast("elementwise", "torch.compile"),
 )
 """Operations that have a faster form on CUDA; what is not listed is plain everywhere."""
@@ -56,6 +57,7 @@ PLAIN = {
     "softmax_attention": "SDPA",
     "softmax_attention_documents": "SDPA over documents of like length",
     "grouped_mm": "a loop over experts",
+    "router_logits": "a product in fp32",
     "elementwise": "PyTorch",
 }
 """The plain form of each operation."""

@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .dispatch import chosen
+from .dispatch import chosen, is_plain
 from .elementwise import fuse
 from .precision import widen
+from .split_product import gradient_of_input, gradient_of_weight, split_product
 from .wanted import inner, wanted
 
 
@@ -28,13 +29,21 @@ class _RouterLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return x.to(weight.dtype) @ weight.mT
+        return split_product(x, weight) if _splits(x, weight) else x.to(weight.dtype) @ weight.mT
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
+        if _splits(x, weight):
+            grad_x = gradient_of_input(grad, weight) if wanted(ctx, 0) else None
+            return grad_x, gradient_of_weight(grad, x) if wanted(ctx, 1) else None
         grad_x = (grad @ weight).to(x.dtype) if wanted(ctx, 0) else None
         return grad_x, grad.mT @ x.to(weight.dtype) if wanted(ctx, 1) else None
+
+
+def _splits(x: Tensor, weight: Tensor) -> bool:
+    halves = x.dtype == torch.bfloat16 and weight.dtype == torch.float32
+    return halves and not is_plain("router_logits", x.device.type)
 
 
 class Routing(NamedTuple):
@@ -168,8 +177,14 @@ class _Permute(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (place,) = ctx.saved_tensors
         per_token = place.shape[0] // max(ctx.tokens, 1)  # under expert parallel a rank may have no rows
-        choices = grad.index_select(0, place).view(ctx.tokens, per_token, grad.shape[1])
-        return widen(choices).sum(1).to(grad.dtype), None, None
+        return _sum_of_choices(grad, place.view(ctx.tokens, per_token)), None, None
+
+
+@fuse
+def _sum_of_choices(rows: Tensor, place: Tensor) -> Tensor:
+    """sum_i rows[place[t, i]], [T, D], summed in fp32."""
+    choices = widen(rows.index_select(0, place.flatten())).view(*place.shape, -1)
+    return choices.sum(1).to(rows.dtype)
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor, *, whole: bool = False) -> Tensor:

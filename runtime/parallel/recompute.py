@@ -99,8 +99,8 @@ class _Recall(TorchDispatchMode):
 def _kept_operators() -> frozenset[Any]:
     aten = torch.ops.aten
     packets = [getattr(aten, name) for name in MATRIX_PRODUCTS if hasattr(aten, name)]
-    if hasattr(torch.ops.shipway, "packed_attention"):
-        packets.append(torch.ops.shipway.packed_attention)
+    ours = ("packed_attention", "split_product")
+    packets += [getattr(torch.ops.shipway, name) for name in ours if hasattr(torch.ops.shipway, name)]
     operators = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
     # What writes into an argument (out=...) can't be kept: the argument would stay unwritten.
     return frozenset(operator for operator in operators if not operator._schema.is_mutable)

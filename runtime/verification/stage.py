@@ -88,21 +88,23 @@ def measure_stage(
     is what a plan's times assume. With `told` what holds memory at the peak is told line by line, which is
     slow.
     """
-    plan = read_plan(build)
+    plan, began = read_plan(build), time.perf_counter()
     stage = next(s for s in plan.stages if name in (None, s.name))
     trainer = build_trainer(plan, import_model(build), stage, device, meshes)
     loader = open_loader(plan, build, stage, trainer.model.mesh)
+    _say(build, f"made in {time.perf_counter() - began:.1f} s")
     try:
         step = _Step(plan, stage, trainer, loader.next_step, documents)
         return _read(build, plan, stage, trainer, step, steps, told)
     finally:
         loader.close()
+        _say(build, f"done in {time.perf_counter() - began:.1f} s")
 
 
 def forget(device: torch.device) -> None:
     """Give back what a stage held, so that the next one starts from an empty allocator."""
+    torch._dynamo.reset()  # forms compiled for one model count against the next one's, and may hold tensors
     gc.collect()
-    torch._dynamo.reset()  # forms compiled for one model count against the next one's
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -143,8 +145,8 @@ def _whole_rows(batch: Batch) -> Batch:
 def _read(
     build: Path, plan: Plan, stage: StagePlan, trainer: Trainer, step: _Step, steps: int, told: bool
 ) -> StageReading:
-    for _ in range(WARM_UP):
-        step()
+    warm_up = [step() for _ in range(WARM_UP)]
+    _say(build, f"warm-up steps of {', '.join(f'{seconds:.1f}' for seconds in warm_up)} s")
     device, mesh = trainer.model.mesh.device, trainer.model.mesh
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -175,6 +177,11 @@ def _read(
         kernels=times.count,
         slowest_kernels=times.slowest,
     )
+
+
+def _say(build: Path, what: str) -> None:
+    if not dist.get_rank():
+        print(f"{build.name}: {what}", flush=True)
 
 
 def _phased(step: _Step, phases: Phases) -> None:

@@ -5,8 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipway.runtime.kernels import grouped_mm, order_by_expert, permute, route, router_logits, unpermute
+from shipway.runtime.kernels import (
+    grouped_mm,
+    order_by_expert,
+    permute,
+    route,
+    router_logits,
+    split_product,
+    unpermute,
+)
 from shipway.runtime.kernels.experts import _fused
+from shipway.runtime.parallel.recompute import _kept_operators
 from tests.runtime.kernels import reference
 from tests.runtime.kernels.comparing import assert_all_close, assert_same_function, leaf
 
@@ -27,6 +36,24 @@ def test_router_logits_are_those_of_fp32_and_keep_the_input_as_it_came():
     assert grad_x.dtype == torch.bfloat16
     torch.testing.assert_close(grad_x.double(), wanted[0], rtol=2**-8, atol=1e-6)
     torch.testing.assert_close(grad_weight.double(), wanted[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [-20, 0, 20])
+def test_products_of_bf16_parts_are_those_of_fp32(exponent):
+    x = leaf(50, 40, dtype=torch.bfloat16).detach()
+    weight = leaf(12, 40, seed=1, dtype=torch.float32).detach() * 2.0**exponent
+    grad = leaf(50, 12, seed=2, dtype=torch.float32).detach()
+    exact = [t.double() for t in (x, weight, grad)]
+    for found, expected, bound in (
+        (split_product.split_product(x, weight), exact[0] @ exact[1].mT, 1e-6),
+        (split_product.gradient_of_weight(grad, x), exact[2].mT @ exact[0], 1e-6),
+        (split_product.gradient_of_input(grad, weight), exact[2] @ exact[1], 2**-8),
+    ):
+        assert (found.double() - expected).norm() < bound * expected.norm()
+
+
+def test_selective_recomputation_keeps_the_sum_of_the_parts():
+    assert torch.ops.shipway.split_product.default in _kept_operators()
 
 
 def test_router_logits_equal_a_linear_layer_in_float64():
