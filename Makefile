@@ -10,8 +10,6 @@ PYTHON := $(shell for p in /usr/bin/python3 python3 python3.13 python3.12 python
   $$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 # One thread a test process: more threads than cores make torch slower, not faster.
 export OMP_NUM_THREADS ?= 1
-# Every process that a test starts would compile the sources anew.
-unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format parity soak clean
@@ -45,6 +43,8 @@ demo: $(STAMP)  ## Plan, build and train the tiny blueprint on this machine
 	$(BIN)/shipway status
 
 test: lint  ## Lint, types, layering contracts, and all tests, three at a time: many wait for other processes
+	@# Once: under PYTHONDONTWRITEBYTECODE every process that a test starts would compile them anew.
+	$(BIN)/python -m compileall -q -j 2 schemas compiler templates runtime bench
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## Style, types and layering contracts
