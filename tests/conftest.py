@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
+from collections.abc import Iterator
 
 import pytest
+
+from shipway.runtime.imports import uncollected_imports
 
 # What a caller's terminal asks for must not change what the tests read.
 for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
@@ -58,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(LONG)))
 
 
-def pytest_collection_finish() -> None:
-    """What the test files imported is no garbage: collections need not look through it."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The test files import torch and all the rest."""
+    with uncollected_imports():
+        return (yield)

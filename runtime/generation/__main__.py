@@ -15,16 +15,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
+from shipway.runtime.imports import uncollected_imports
 
-from shipway.runtime.build_folder import import_model, read_plan
-from shipway.runtime.data.errors import DataError
-from shipway.runtime.data.sources.streams import image_format
-from shipway.runtime.data.tokenizers import make_tokenizer
-from shipway.runtime.exit_codes import Fatal
-from shipway.runtime.generation.pictures import read_pictures
-from shipway.runtime.generation.text import Completion, Sampling, complete
-from shipway.runtime.generation.weights import choose_checkpoint, load_model, origin_of
+with uncollected_imports():
+    import torch
+
+    from shipway.runtime.build_folder import import_model, read_plan
+    from shipway.runtime.data.errors import DataError
+    from shipway.runtime.data.sources.streams import image_format
+    from shipway.runtime.data.tokenizers import make_tokenizer
+    from shipway.runtime.exit_codes import Fatal
+    from shipway.runtime.generation.pictures import read_pictures
+    from shipway.runtime.generation.text import Completion, Sampling, complete
+    from shipway.runtime.generation.weights import choose_checkpoint, load_model, origin_of
 
 ENVIRONMENT = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

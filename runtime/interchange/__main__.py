@@ -11,14 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
+from shipway.runtime.imports import uncollected_imports
 
-from shipway.runtime.build_folder import import_model, read_plan
-from shipway.runtime.exit_codes import Fatal
-from shipway.runtime.generation.weights import choose_checkpoint, empty_model, load_model, save_weights
-from shipway.runtime.interchange.convert import published_tensors, take_weights
-from shipway.runtime.interchange.families import Unpublishable, config_of, family_of
-from shipway.runtime.interchange.files import open_folder, write_folder
+with uncollected_imports():
+    import torch
+
+    from shipway.runtime.build_folder import import_model, read_plan
+    from shipway.runtime.exit_codes import Fatal
+    from shipway.runtime.generation.weights import choose_checkpoint, empty_model, load_model, save_weights
+    from shipway.runtime.interchange.convert import published_tensors, take_weights
+    from shipway.runtime.interchange.families import Unpublishable, config_of, family_of
+    from shipway.runtime.interchange.files import open_folder, write_folder
 
 ENVIRONMENT = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
