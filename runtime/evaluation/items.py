@@ -19,6 +19,9 @@ from shipway.runtime.data.packing import IGNORED
 from shipway.runtime.evaluation.scorer import Scorer
 from shipway.runtime.evaluation.tally import Tally
 
+BATCH_TOKENS = 4096
+"""Rows shorter than this share a batch: the forward pass of a short one costs little but its overhead."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -58,9 +61,10 @@ class QuestionBatch:
 def pack_items(
     items: Sequence[Item], context: int, padding: int, rank: int = 0, size: int = 1
 ) -> list[QuestionBatch]:
-    """Rank `rank`'s share of the items, a row of `context` tokens per batch, each item a document.
+    """Rank `rank`'s share of the items, packed into rows of `context` tokens, each item a document.
 
-    All ranks get equally many batches. Raises DataError when an item is longer than the context.
+    Short rows share a batch. All ranks get equally many batches. Raises DataError when an item is longer
+    than the context.
     """
     rows: list[list[Item]] = []
     left = 0
@@ -73,7 +77,11 @@ def pack_items(
         rows[-1].append(item)
         left -= item.length
     rows += [[]] * (-len(rows) % size)
-    return [_question_batch(row, context, padding) for row in rows[rank::size]]
+    mine, together = rows[rank::size], max(1, BATCH_TOKENS // context)
+    return [
+        _question_batch(mine[first : first + together], context, padding)
+        for first in range(0, len(mine), together)
+    ]
 
 
 def exactness(scorer: Scorer, batches: Sequence[QuestionBatch], groups: Sequence[str]) -> Tally:
@@ -87,22 +95,25 @@ def exactness(scorer: Scorer, batches: Sequence[QuestionBatch], groups: Sequence
     return tally
 
 
-def _question_batch(items: Sequence[Item], context: int, padding: int) -> QuestionBatch:
-    tokens = np.full(context, padding, dtype=np.int64)
-    labels = np.full(context, IGNORED, dtype=np.int64)
+def _question_batch(rows: Sequence[Sequence[Item]], context: int, padding: int) -> QuestionBatch:
+    tokens = np.full((len(rows), context), padding, dtype=np.int64)
+    labels = np.full((len(rows), context), IGNORED, dtype=np.int64)
     bounds, questions = [0], []
-    for item in items:
-        start, answer = bounds[-1], bounds[-1] + len(item.prompt)
-        stop = answer + len(item.answer)
-        tokens[start:answer], tokens[answer:stop] = item.prompt, item.answer
-        labels[answer - 1 : stop - 1] = item.answer
-        bounds.append(stop)
-        questions.append(Question(item.group, 0, answer - 1, stop - 1))
-    if bounds[-1] < context:
-        bounds.append(context)
+    for row, items in enumerate(rows):
+        start = 0
+        for item in items:
+            answer = start + len(item.prompt)
+            stop = answer + len(item.answer)
+            tokens[row, start:answer], tokens[row, answer:stop] = item.prompt, item.answer
+            labels[row, answer - 1 : stop - 1] = item.answer
+            bounds.append(row * context + stop)
+            questions.append(Question(item.group, row, answer - 1, stop - 1))
+            start = stop
+        if start < context:
+            bounds.append((row + 1) * context)
     batch = Batch(
-        tokens=torch.from_numpy(tokens)[None],
-        labels=torch.from_numpy(labels)[None],
+        tokens=torch.from_numpy(tokens),
+        labels=torch.from_numpy(labels),
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
     )
     return QuestionBatch(batch, tuple(questions))

@@ -15,7 +15,7 @@ from shipway.runtime.data.sources.streams import open_sources
 from shipway.runtime.data.stream import Split
 from shipway.runtime.data.tokenizers import ByteLevel
 from shipway.runtime.evaluation.held_out import document_positions, held_out_batches, position_buckets
-from shipway.runtime.evaluation.items import Item, exactness, pack_items
+from shipway.runtime.evaluation.items import BATCH_TOKENS, Item, exactness, pack_items
 from shipway.runtime.evaluation.needle import DEPTHS, needle_groups, needle_items
 from shipway.runtime.evaluation.scorer import logits_scorer
 from shipway.runtime.evaluation.suite import Suite, make_suite, run_suite
@@ -155,6 +155,16 @@ def test_items_are_documents_and_only_answers_are_labelled() -> None:
     assert packed.batch.labels.tolist() == [[i, i, 4, 5, i, 7, i, i, i, i]]
     with pytest.raises(DataError, match="has 5 tokens, the context 4"):
         pack_items(items, 4, padding=0)
+
+
+def test_short_rows_share_a_batch_and_all_ranks_have_equally_many() -> None:
+    items = [Item("x", np.array([n, 0, n + 1]), np.array([n + 2])) for n in range(1, 4)]
+    (first,), (second,) = (pack_items(items, 5, padding=9, rank=rank, size=2) for rank in range(2))
+    assert first.batch.tokens.tolist() == [[1, 0, 2, 3, 9], [3, 0, 4, 5, 9]]
+    assert first.batch.cu_seqlens.tolist() == [0, 4, 5, 9, 10]
+    assert [(question.row, question.first) for question in first.questions] == [(0, 2), (1, 2)]
+    assert second.batch.tokens.tolist() == [[2, 0, 3, 4, 9], [9] * 5]
+    assert [len(pack_items(items, BATCH_TOKENS, 9)), len(pack_items(items * 2000, BATCH_TOKENS, 9))] == [1, 6]
 
 
 def test_a_name_without_counts_has_no_mean() -> None:
