@@ -4,6 +4,9 @@ The largest logit of each head over the step's batch is watched in the forward p
 optimizer step, a head above the threshold has its query and key projections scaled by
 sqrt(threshold / max); the shared part of the key serves all heads and stays, so the query's part for
 it takes the whole factor.
+
+Making all logits again would cost a good part of the attention itself. A layer that was far from the
+threshold in the step before is only bounded: no logit exceeds the largest norm of a query times that of a key.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shipway.runtime.kernels.elementwise import unseen
 from shipway.runtime.mesh import Mesh
 from shipway.runtime.parallel.context_softmax import ContextSoftmaxCore
 from shipway.runtime.parallelize import ParallelModel
@@ -22,6 +26,8 @@ from shipway.schemas.model import LatentAttention
 
 QUERY_BLOCK = 512
 """Queries whose logits are made at a time."""
+FAR = 0.5
+"""Share of the threshold under which a layer's logits are only bounded in the next step."""
 
 
 @dataclass
@@ -32,7 +38,9 @@ class QkClip:
     latent: LatentAttention
     threshold: float
     largest: dict[str, Tensor] = field(default_factory=dict)
-    """Largest logit of each head since the last clip, by layer name."""
+    """Largest logit of each head since the last clip, or its bound, by layer name."""
+    bounded: set[str] = field(default_factory=set)
+    """Layers far from the threshold; the same on every rank."""
 
     def __post_init__(self) -> None:
         for name, attention in self._attentions().items():
@@ -41,27 +49,31 @@ class QkClip:
             )
 
     def clip(self) -> dict[str, float]:
-        """Scale the projections of heads that went over; returns the largest logit of each layer."""
+        """Scale the projections of heads that went over; returns each layer's largest logit, or its bound."""
         mesh = self.model.mesh
+        taken, self.largest = self.largest, {}
+        found: dict[str, Tensor] = {}
         for name, attention in self._attentions().items():
-            largest = self.largest.get(name)
-            if largest is None:
+            if name not in taken:
                 continue
-            mesh.all_reduce(largest, ["dp_replicate", "fsdp"], op=dist.ReduceOp.MAX)
-            largest = _of_all_heads(largest, mesh)
-            factor = (self.threshold / largest).clamp(max=1.0)
-            query = attention.q_up if hasattr(attention, "q_up") else attention.q_proj
-            scale_rows(query.weight, self._query_rows(factor))
-            scale_rows(attention.kv_up.weight, self._key_rows(factor))
-        return {name: float(value.max()) for name, value in self._taken().items()}
+            mesh.all_reduce(taken[name], ["dp_replicate", "fsdp"], op=dist.ReduceOp.MAX)
+            largest = _of_all_heads(taken[name], mesh)
+            found[name] = largest.max()
+            if name not in self.bounded:
+                self._scale(attention, (self.threshold / largest).clamp(max=1.0))
+        values = torch.stack(list(found.values())).tolist() if found else []
+        largest_of = dict(zip(found, values, strict=True))
+        self.bounded = {name for name, value in largest_of.items() if value < FAR * self.threshold}
+        return largest_of
+
+    def _scale(self, attention: nn.Module, factor: Tensor) -> None:
+        query = attention.q_up if hasattr(attention, "q_up") else attention.q_proj
+        scale_rows(query.weight, self._query_rows(factor))
+        scale_rows(attention.kv_up.weight, self._key_rows(factor))
 
     def forget(self) -> None:
         """Drop what was watched in a step that is not used."""
         self.largest.clear()
-
-    def _taken(self) -> dict[str, Tensor]:
-        taken, self.largest = self.largest, {}
-        return taken
 
     def _query_rows(self, factor: Tensor) -> Tensor:
         own = factor.sqrt().unsqueeze(1).expand(-1, self.latent.nope_width)
@@ -85,7 +97,11 @@ class QkClip:
         first = 0
         if isinstance(core, ContextSoftmaxCore):
             (k, _), first = core.gathered(k, v), core.rows.rank * q.shape[1]
-        found = largest_logits(q, k, core.scale, *bounds, first=first)
+        with unseen():
+            if name in self.bounded:
+                found = bound_of_logits(q, k, core.scale)
+            else:
+                found = largest_logits(q, k, core.scale, *bounds, first=first)
         self.largest[name] = torch.maximum(self.largest[name], found) if name in self.largest else found
 
 
@@ -98,30 +114,41 @@ def _of_all_heads(largest: Tensor, mesh: Mesh) -> Tensor:
     return whole
 
 
+def bound_of_logits(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """What no logit of a head exceeds, [H] in fp32: largest norms of q [B, T, H, K] and k [B, S, H, K]."""
+    of_queries, of_keys = (
+        torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax((0, 1)) for x in (q, k)
+    )
+    return of_queries * of_keys * scale
+
+
 def largest_logits(
     q: Tensor, k: Tensor, scale: float, cu_seqlens: Tensor | None = None, first: int = 0
 ) -> Tensor:
-    """Largest causal attention logit of each head [H], fp32, within documents.
+    """Largest causal attention logit of each head [H], fp32, within documents; products in the dtype of `q`.
 
-    q [B, T, H, K] are the tokens of each row from `first` on, k [B, first + T, H, K]; `cu_seqlens` bounds
-    the documents of whole rows, which may go on beyond.
+    q [B, T, H, K] are the tokens of each row from `first` on, k [B, S, H, K] those of whole rows, whose
+    documents `cu_seqlens` bounds.
     """
     batch, tokens, heads, _ = q.shape
-    last = first + tokens
-    if cu_seqlens is None:
-        cu_seqlens = torch.arange(0, batch * last + 1, last, device=q.device)
-    position = torch.arange(int(cu_seqlens[-1]), device=q.device)
-    document = torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True).view(batch, -1)
+    document = None if cu_seqlens is None else _document_of_token(cu_seqlens, batch, k.shape[1])
+    queries, keys = q.transpose(1, 2), k.transpose(1, 2)
     largest = torch.full((heads,), -torch.inf, device=q.device)
-    for start in range(first, last, QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, last)
-        queries = q[:, start - first : end - first].float()
-        logits = torch.einsum("bqhk,bshk->bhqs", queries, k[:, :end].float()) * scale
-        causal = torch.arange(start, end, device=q.device)[:, None] >= torch.arange(end, device=q.device)
-        same = document[:, start:end, None] == document[:, None, :end]
-        masked = logits.masked_fill(~(causal & same).unsqueeze(1), -torch.inf)
-        largest = torch.maximum(largest, masked.amax((0, 2, 3)))
-    return largest
+    for start in range(first, first + tokens, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, first + tokens)
+        logits = queries[:, :, start - first : end - first] @ keys[:, :, :end].mT  # [B, H, block, end]
+        if document is not None:
+            other = document[:, None, start:end, None] != document[:, None, None, :end]
+            logits.masked_fill_(other, -torch.inf)
+        later = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).triu(1)
+        logits[..., start:].masked_fill_(later, -torch.inf)
+        largest = torch.maximum(largest, logits.amax((0, 2, 3)).float())
+    return largest * scale
+
+
+def _document_of_token(cu_seqlens: Tensor, batch: int, row: int) -> Tensor:
+    position = torch.arange(batch * row, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True).view(batch, row)
 
 
 def scale_rows(weight: Tensor, rows: Tensor) -> None:

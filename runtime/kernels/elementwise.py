@@ -34,14 +34,17 @@ def fuse(function: Callable[P, R]) -> Callable[P, R]:
         for x in tensors:
             if x.dim() > 1:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
-        with _unseen():
+        with unseen():
             return _compiled(function)(*args, **kwargs)
 
     return run
 
 
-def _unseen() -> AbstractContextManager[Any]:
-    """Without dispatch modes that elementwise work does not concern: under any mode nothing is compiled."""
+def unseen() -> AbstractContextManager[Any]:
+    """Without dispatch modes that only look for what a layer's backward needs.
+
+    Under any mode nothing is compiled, and selective recomputation would keep products of whoever looks on.
+    """
     modes = _get_current_dispatch_mode_stack()
     if modes and all(getattr(mode, "passes_over_elementwise", False) for mode in modes):
         return _disable_current_modes()

@@ -8,7 +8,7 @@ import torch
 
 from shipway.runtime.mesh import build_mesh
 from shipway.runtime.parallelize import ParallelModel
-from shipway.runtime.qk_clip import QkClip, largest_logits
+from shipway.runtime.qk_clip import QkClip, bound_of_logits, largest_logits
 from shipway.schemas.layout import Layout
 from tests.runtime.ranks import run_ranks
 from tests.templates.generated import build, variant
@@ -30,6 +30,52 @@ def test_largest_logit_stays_within_documents_and_the_past() -> None:
             if document[b, i] == document[b, j]
         ]
         torch.testing.assert_close(found[head], torch.tensor(max(allowed)))
+
+
+def test_no_logit_exceeds_its_bound() -> None:
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(2, 16, 3, 8, generator=generator) for _ in range(2))
+    assert (largest_logits(q, k, 0.5) <= bound_of_logits(q, k, 0.5)).all()
+
+
+def test_slices_of_queries_find_together_what_whole_rows_find() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(2, 16, 3, 8, generator=generator) for _ in range(2))
+    halves = [largest_logits(q[:, at : at + 8], k, 0.5, BOUNDS, first=at) for at in (0, 8)]
+    torch.testing.assert_close(torch.maximum(*halves), largest_logits(q, k, 0.5, BOUNDS))
+
+
+def _logits_of_a_layer_far_from_the_threshold() -> tuple[set[str], set[str], set[str]]:
+    spec = variant("hybrid")
+    model = build(spec)
+    clip = QkClip(
+        ParallelModel((model,), build_mesh(Layout(), torch.device("cpu"))), spec.attention.latent, 1e3
+    )
+    tokens = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(1))
+    model.train()
+    model(tokens, tokens, BOUNDS)
+    clip.clip()
+    far = set(clip.bounded)
+    with torch.no_grad():
+        model.layers["1"].attention.q_up.weight.mul_(1e6)
+    model(tokens, tokens, BOUNDS)
+    clip.clip()
+    near = set(clip.bounded)
+    model(tokens, tokens, BOUNDS)
+    clip.clip()
+    return far, near, {name for name, value in _largest(clip, model, tokens).items() if value > 1e3 * 1.001}
+
+
+def _largest(clip: QkClip, model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, float]:
+    model(tokens, tokens, BOUNDS)
+    return {name: float(value.max()) for name, value in clip.largest.items()}
+
+
+def test_a_layer_is_bounded_while_it_is_far_from_the_threshold_and_clipped_when_it_is_not() -> None:
+    ((far, near, over),) = run_ranks(_logits_of_a_layer_far_from_the_threshold, 1)
+    assert {"1", "3"} <= far
+    assert "1" not in near
+    assert "1" not in over
 
 
 def _clip_once() -> tuple[dict[str, float], dict[str, float], float]:
