@@ -18,12 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
 from shipway.runtime.attempts import record_deaths
 from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.imports import uncollected_imports
+
+with uncollected_imports():
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 FORWARDED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 SAVE_SECONDS = "600"
