@@ -22,6 +22,11 @@ class Schema(BaseModel):
     )
 
     @classmethod
+    def by_default(cls) -> Self:
+        """The value with all its defaults; unlike a call, it does not build the class while modules load."""
+        return cls.model_construct()
+
+    @classmethod
     def from_data(cls, data: Any) -> Self:
         """Validate plain data (as YAML or JSON gives it); raises pydantic's ValidationError.
 

@@ -197,13 +197,13 @@ class Cluster(Schema):
     """Devices joined by the scale-up links (72 in a GB200 NVL72); null: one node."""
     network: Network | None = None
     """Scale-out network; needed when there is more than one node."""
-    storage: Storage = Storage()
+    storage: Storage = Storage.by_default()
     """Storage."""
     host_memory: Bytes = 2_000_000_000_000
     """Host memory per node."""
     price_per_device_hour: NonNegativeFloat = 0.0
     """Price of one device for one hour, US dollars."""
-    target: Target = LocalTarget()
+    target: Target = LocalTarget.by_default()
     """How jobs are started."""
 
     @property

@@ -72,7 +72,7 @@ class DeltaAttention(Schema):
     """Width V of one value head."""
     convolution_width: int = Field(default=4, ge=2)
     """Taps of the causal depthwise convolution on q, k and v."""
-    decay: Annotated[BoundedDecay | UnboundedDecay, Field(discriminator="kind")] = BoundedDecay()
+    decay: Annotated[BoundedDecay | UnboundedDecay, Field(discriminator="kind")] = BoundedDecay.by_default()
     """How the decay is formed."""
     decay_rank: PositiveInt = 128
     """Rank of the two-matrix projection that gives the decay logits."""
@@ -133,7 +133,7 @@ class LatentAttention(Schema):
     """Key width shared by all heads, K_r; rotated when `position` is rotary, else used as it is."""
     value_width: PositiveInt = 128
     """Value width per head."""
-    position: Position = NoPosition()
+    position: Position = NoPosition.by_default()
     """Positional signal on the shared part of the key."""
     output_gate: Literal["none", "elementwise", "per_head"] = "elementwise"
     """Sigmoid gate on the attention output, from the layer's input."""
@@ -150,7 +150,7 @@ class GroupedAttention(Schema):
     """Key and value heads; divides `heads`."""
     head_width: PositiveInt = 128
     """Width of one head."""
-    position: Position = RotaryPosition()
+    position: Position = RotaryPosition.by_default()
     """Positional signal on queries and keys."""
     query_key_norm: bool = False
     """RMSNorm per head on queries and keys (as Qwen3)."""
@@ -261,7 +261,7 @@ class Experts(Schema):
     """Groups of experts for group-limited top-k."""
     active_groups: PositiveInt = 1
     """Groups a token may choose from."""
-    balancing: Balancing = QuantileBalancing()
+    balancing: Balancing = QuantileBalancing.by_default()
     """What keeps the load even."""
 
 
@@ -274,7 +274,7 @@ class FeedForward(Schema):
     """Inner width of the dense layers."""
     experts: Experts | None = None
     """The mixture of experts of the other layers."""
-    activation: Activation = SwigluActivation()
+    activation: Activation = SwigluActivation.by_default()
     """Gated unit used in dense, routed and shared feed-forwards alike."""
 
 
@@ -352,7 +352,7 @@ class Model(Schema):
     """Attention mix."""
     feed_forward: FeedForward
     """Feed-forward mix."""
-    residual: Residual = PlainResidual()
+    residual: Residual = PlainResidual.by_default()
     """How sublayers are joined over depth."""
     norm_eps: PositiveFloat = 1e-5
     """Epsilon of RMSNorm."""

@@ -231,9 +231,11 @@ Source = Annotated[
 class Data(Schema):
     """Where tokens come from."""
 
-    tokenizer: Annotated[BytesTokenizer | FileTokenizer, Field(discriminator="kind")] = BytesTokenizer()
+    tokenizer: Annotated[BytesTokenizer | FileTokenizer, Field(discriminator="kind")] = (
+        BytesTokenizer.by_default()
+    )
     """Tokenizer."""
-    sources: dict[str, Source] = Field(default={"stdlib": PythonStdlibSource()}, min_length=1)
+    sources: dict[str, Source] = Field(default={"stdlib": PythonStdlibSource.by_default()}, min_length=1)
     """Data sources by name; a stage's `mix` weighs them."""
     held_out: Fraction = 0.01
     """Share of documents kept for evaluation."""
@@ -332,25 +334,25 @@ class Training(Schema):
 
     stages: tuple[PretrainStage, ...] = Field(min_length=1)
     """Training stages, in order."""
-    optimizer: Optimizer = Muon()
+    optimizer: Optimizer = Muon.by_default()
     """Optimizer."""
-    precision: Precision = Precision()
+    precision: Precision = Precision.by_default()
     """Number formats."""
-    data: Data = Data()
+    data: Data = Data.by_default()
     """Data."""
-    checkpoints: Checkpoints = Checkpoints()
+    checkpoints: Checkpoints = Checkpoints.by_default()
     """Checkpoints."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = Evaluation.by_default()
     """Evaluation."""
     micro_batch: PositiveInt | Auto = "auto"
     """Sequences per micro-batch of one data-parallel rank, in every stage that does not say its own."""
     layout: LayoutConstraints | Auto = "auto"
     """Pinned parts of the layout, in every stage that does not pin them itself."""
-    faults: Faults = Faults()
+    faults: Faults = Faults.by_default()
     """Non-finite values, hangs, restarts."""
     ema: Ema | None = None
     """Moving average of the weights; none by default."""
-    observability: Observability = Observability()
+    observability: Observability = Observability.by_default()
     """Details, Prometheus, Weights & Biases."""
     compile: Compilation = "auto"
     """torch.compile on attentions, gated units and vision layers: `blocks` or `none`; auto goes by the

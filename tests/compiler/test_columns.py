@@ -34,7 +34,7 @@ def test_rows_are_aligned_by_column() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [20, 30, 46, 47, 48, 49, 80])
+@pytest.mark.parametrize("width", range(4, 81, 4))
 def test_what_fits_and_what_is_wrapped_look_as_in_a_table(width: int) -> None:
     assert shown(columns(), width) == shown(columns()._table(), width)
 
