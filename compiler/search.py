@@ -45,8 +45,12 @@ EXPANDED = 48
 """Cores whose splits are evaluated at a time."""
 IN_SEQUENCES = 16
 """Layouts of each stage that sequences of stages are made of: the best ones."""
+SURE = 5
+"""Layouts that are surely the best: the chosen one and the runners-up that a plan names..."""
+FAR = 1.25
+"""...as far as they are no further from the best than this."""
 MARGIN = 1.01
-"""Layouts whose bound is this close to the best are evaluated too: they are the runners-up."""
+"""All whose bound is this close to the best are evaluated too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,18 +160,18 @@ def _best_first(
 ) -> list[Seen]:
     """Evaluate in the order of the bounds until no bound beats the best that fits."""
     seen: list[Seen] = []
-    best, done = np.inf, 0
+    best, done = np.full(SURE, np.inf), 0  # the best few that fit, in rising order
     need = np.full(len(cores), np.inf)
-    while done < len(order) and promise[order[done]] < best * MARGIN:
+    while done < len(order) and promise[order[done]] < _limit(best):
         batch = order[done : done + CORES]
         done += CORES
-        batch = batch[promise[batch] < best * MARGIN]
+        batch = batch[promise[batch] < _limit(best)]
         queue = _Queue(problem, cores.take(batch), shared.take(batch))
-        while len(some := queue.next(best * MARGIN)):
+        while len(some := queue.next(_limit(best))):
             candidates, result, split = _expand(problem, *queue.cut(some))
             fits = ranks(problem, result.peak_bytes, result.upper_bytes, result.node_bytes) == 0
             reached = _objective(problem, candidates, result.step_seconds, result.peak_bytes)
-            best = min(best, float(reached[fits].min(initial=np.inf)))
+            best = np.sort(np.append(best, reached[fits]))[:SURE]
             seen.append((candidates, result, split))
         need[batch] = queue.need
     if not seen:
@@ -175,6 +179,11 @@ def _best_first(
         nearest = known[np.argsort(need[known], kind="stable")[:EXPANDED]]
         seen.append(_expand(problem, cores.take(nearest), shared.take(nearest)))
     return seen
+
+
+def _limit(best: Floats) -> float:
+    """Bounds below this may still belong to a layout that a plan names."""
+    return float(np.clip(best[-1], best[0] * MARGIN, best[0] * FAR))
 
 
 class _Queue:
