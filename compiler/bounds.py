@@ -7,6 +7,8 @@ the first, which the cut fills up to the bottleneck, lacks less than one layer o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +16,7 @@ from shipway.compiler.evaluate_states import Bytes, StateCosts, state_costs
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES
 from shipway.compiler.problem import Problem
-from shipway.compiler.step_time import hand_over_seconds
+from shipway.compiler.step_time import copied_bytes, hand_over_seconds, seconds_to_update
 from shipway.compiler.tables import Tables, cells_of, shardings_of
 from shipway.compiler.unique import distinct, unique_rows
 from shipway.compiler.workload import FIRST, LAST, Workload
@@ -57,7 +59,8 @@ def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Fl
 
 
 def layout_seconds(problem: Problem, candidates: Candidates, shared: Tables) -> Floats:
-    """Least step time: a perfect cut of whole layers, nothing exposed but what no cut can hide."""
+    """Least step time: a perfect cut of whole layers, nothing exposed but what no cut can hide, and what is
+    beside the passes."""
     parts, work, c = shared.parts, problem.work, candidates
     per_row = parts.forward[None] + parts.backward
     ends = np.maximum(
@@ -78,7 +81,24 @@ def layout_seconds(problem: Problem, candidates: Candidates, shared: Tables) -> 
     single = total + (c.micro_batches - 1) * np.maximum(busiest, (total + passed) / c.pp) + passed
     interleaved = steady + (c.pp - 1) * lightest + passed
     several = np.where(c.v_schedule > 0, steady, interleaved)
-    return np.where(c.virtual == 1, np.where(c.pp == 1, c.micro_batches * total, single), several)
+    passes = np.where(c.virtual == 1, np.where(c.pp == 1, c.micro_batches * total, single), several)
+    return passes + beside_passes(problem, c, shared)
+
+
+def beside_passes(problem: Problem, c: Candidates, shared: Tables) -> Floats:
+    """Least seconds of a step beside its passes: FSDP's copies and the update of the average rank.
+
+    ZeRO 1 copies least often, and no narrower sharding leaves a rank less to update.
+    """
+    totals, states, which = problem.work.totals, shared.states, shared.sharding_of
+    whole, adamw, muon, work = (
+        (totals @ per_row)[which] / c.pp
+        for per_row in (states.whole_numel, states.adamw_numel, states.muon_numel, states.muon_flops)
+    )
+    times, each = copied_bytes(replace(c, zero=np.ones_like(c.zero)), shared.sizes)
+    elementwise, products = seconds_to_update(problem, shared.sizes, adamw, muon, work)
+    seconds: Floats = problem.machine.memory_seconds(whole * times * each) + elementwise + products
+    return seconds
 
 
 def _alike(work: Workload, per_row: Floats) -> list[Ints]:

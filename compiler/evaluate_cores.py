@@ -30,7 +30,7 @@ def least_seconds(problem: Problem, cores: Candidates, shared: Tables) -> Floats
     seconds = np.empty(len(cores))
     for index, some in placed(cores, shared):
         seconds[index] = _seconds(problem, some)
-    return seconds
+    return seconds + bounds.beside_passes(problem, cores, shared)
 
 
 def least_bytes(problem: Problem, cores: Candidates, shared: Tables) -> Floats:

@@ -26,6 +26,8 @@ IntArray = npt.NDArray[np.int64]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 SCHEDULES: tuple[Schedule, ...] = ("none", "1f1b", "interleaved_1f1b", "zbv", "dualpipev")
 ZERO: tuple[Zero, ...] = (1, 2, 3)
+V_SCHEDULE = np.array([index if name in V_SHAPED else 0 for index, name in enumerate(SCHEDULES)])
+"""Of each schedule its own index where it is V-shaped, else 0."""
 INTERLEAVED, DUALPIPEV = SCHEDULES.index("interleaved_1f1b"), SCHEDULES.index("dualpipev")
 
 
@@ -68,9 +70,7 @@ class Candidates:
     @property
     def v_schedule(self) -> IntArray:
         """The schedule where it is V-shaped, else 0: what sets the place of chunks, with their number."""
-        return np.where(
-            np.isin(self.schedule, [SCHEDULES.index(name) for name in V_SHAPED]), self.schedule, 0
-        )
+        return V_SCHEDULE[self.schedule]
 
     def layout(
         self, index: int, stage_layers: tuple[tuple[int, int], ...] = (), offload: Offload = "none"

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.chunked import Chunked, groups_of, handed_over
+from shipway.compiler.evaluate_states import Bytes
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import ChunkStates, by_rank
 from shipway.compiler.optimizer_copies import copy_seconds
@@ -133,18 +134,23 @@ def sharding_copies(problem: Problem, chunked: Chunked, states: ChunkStates) -> 
     other in the dtype that they are summed in, and adds the shard to what is there. One rank alone copies
     where others would receive.
     """
-    own, sizes, pp = chunked.own, chunked.shared.sizes, chunked.pp
-    ranks = own.shard * own.cp
+    times, each = copied_bytes(chunked.own, chunked.shared.sizes)
+    whole = by_rank(states.whole_numel, chunked.pp).sum(axis=1).max(axis=1)
+    seconds: Floats = problem.machine.memory_seconds(whole * times * each)
+    return seconds
+
+
+def copied_bytes(own: Candidates, sizes: Bytes) -> tuple[Ints, Floats]:
+    """How often in a step parameters are copied, and the bytes of each parameter of a rank each time."""
+    ranks, piped = own.shard * own.cp, own.pp > 1
     cast = sizes.master + sizes.compute if sizes.master != sizes.compute else 0
     gathered = 2 * sizes.compute + (cast + 2 * sizes.compute) / ranks
     alone = np.where(ranks == 1, 2 * sizes.gradient, 0)
     added = np.where(own.micro_batches > 1, 3 * sizes.master, 0) / ranks
     reduced = sizes.compute + sizes.gradient + alone + added
-    each_time = np.where((own.zero == 1) | (pp > 1), 1, own.micro_batches)
-    gathers = np.where((own.zero == 3) & (pp == 1), 2, 1)
-    whole = by_rank(states.whole_numel, pp).sum(axis=1).max(axis=1)
-    seconds: Floats = problem.machine.memory_seconds(whole * each_time * (gathers * gathered + reduced))
-    return seconds
+    times = np.where((own.zero == 1) | piped, 1, own.micro_batches)
+    gathers = np.where((own.zero == 3) & ~piped, 2, 1)
+    return times, gathers * gathered + reduced
 
 
 def _regathers(problem: Problem, own: Candidates, pp: int, virtual: int) -> Floats:
@@ -171,10 +177,17 @@ def update_seconds(problem: Problem, chunked: Chunked, states: ChunkStates) -> t
     AdamW reads parameter, gradient and two moments and writes three; Muon reads three and writes two. A
     moving average reads itself and the weights, and writes itself.
     """
-    sizes, m, pp = chunked.shared.sizes, problem.machine, chunked.pp
+    sizes, pp = chunked.shared.sizes, chunked.pp
     adamw, muon = by_rank(states.adamw_numel, pp).sum(axis=1), by_rank(states.muon_numel, pp).sum(axis=1)
     work = by_rank(chunked.states("muon_flops"), pp).sum(axis=1)
-    eager = m.efficiency.eager_elementwise
+    return seconds_to_update(problem, sizes, adamw, muon, work)
+
+
+def seconds_to_update(
+    problem: Problem, sizes: Bytes, adamw: Floats, muon: Floats, work: Floats
+) -> tuple[Floats, Floats]:
+    """The same of so many elements, and FLOPs of orthogonalisation."""
+    m, eager = problem.machine, problem.machine.efficiency.eager_elementwise
     moved = adamw * (3 * sizes.master + 4 * sizes.moment) * (1.0 if sizes.updates_in_one else eager)
     moved = moved + muon * (3 * sizes.master + 2 * sizes.moment) * eager
     if sizes.average:
