@@ -48,7 +48,7 @@ def _seconds(problem: Problem, some: Placed) -> Floats:
     send = hand_over_seconds(problem, own, largest) if (own.pp > 1).any() else largest
     seconds = pipeline_seconds(forward, backward, send, own.micro_batches, own.pp)
     if some.is_v_shaped.any():
-        least = v_least_seconds(forward, backward, send, own.micro_batches, own.pp)
+        least = v_least_seconds(forward, backward, _is_split(own), send, own.micro_batches, own.pp)
         seconds = np.where(some.is_v_shaped, least, seconds)
     return seconds
 
@@ -79,15 +79,20 @@ def _activations(some: Placed) -> Floats:
         alone: Floats = in_flight * saved[:, 0]
         return alone
     result = np.zeros((len(own), saved.shape[2]))
-    waiting = some.cells("waiting") if some.is_v_shaped.any() else saved
+    waiting, split = some.cells("waiting") if some.is_v_shaped.any() else saved, _is_split(own)
     first, which = first_rows(own.pp, own.v_schedule)
     for number, (pp, schedule) in enumerate(zip(own.pp[first].tolist(), own.v_schedule[first], strict=True)):
         rows = np.flatnonzero(which == number)
         count, mine = own.micro_batches[rows], saved[rows, :, :pp]
         if schedule:
-            split = own.recompute[rows] == RECOMPUTE.index("none")
-            held = v_kept(SCHEDULES[schedule], mine, waiting[rows, :, :pp], split, count)
+            held = v_kept(SCHEDULES[schedule], mine, waiting[rows, :, :pp], split[rows], count)
         else:
             held = kept_activations(mine, count)
         result[rows, :pp] = held
     return result
+
+
+def _is_split(own: Candidates) -> npt.NDArray[np.bool_]:
+    """Whether a V-shaped schedule puts weights' gradients off: recomputation keeps backward whole."""
+    split: npt.NDArray[np.bool_] = own.recompute == RECOMPUTE.index("none")
+    return split

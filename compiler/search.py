@@ -37,9 +37,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Objective = Literal["time", "cost", "memory"]
 
-CORES = 2048
+CORES = 1536
 """Cores bounded at a time."""
-BOUNDED = 512
+BOUNDED = 384
 """Of these, cores whose memory is bounded at a time."""
 EXPANDED = 48
 """Cores whose splits are evaluated at a time."""

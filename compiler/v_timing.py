@@ -73,17 +73,23 @@ def v_seconds(
 
 
 def v_least_seconds(
-    forward: FloatArray, backward: FloatArray, send: FloatArray, micro_batches: IntArray, pp: IntArray
+    forward: FloatArray,
+    backward: FloatArray,
+    split: npt.NDArray[np.bool_],
+    send: FloatArray,
+    micro_batches: IntArray,
+    pp: IntArray,
 ) -> FloatArray:
     """No more than `v_seconds`: every rank does its work once the first micro-batch has come down to it.
 
-    `forward` and `backward` [layouts, 2, most ranks] are of each rank's chunks, 0 on ranks beyond `pp`.
+    Where backward is not `split`, a rank ends with that of the last micro-batch, which then goes on to the
+    ranks before. `forward` and `backward` [layouts, 2, most ranks] are of each rank's chunks, 0 beyond `pp`.
     """
-    work, way_down = (forward + backward).sum(axis=1), forward[:, 0]
-    rank = np.arange(way_down.shape[1])
-    down = np.cumsum(way_down, axis=1) - way_down + send[:, None] * rank
-    ends = np.where(rank < pp[:, None], down + micro_batches[:, None] * work, 0.0)
-    result: FloatArray = ends.max(axis=1)
+    work, rank = (forward + backward).sum(axis=1), np.arange(forward.shape[2])
+    apart = send[:, None] * rank
+    down, back = (np.cumsum(way, axis=1) - way + apart for way in (forward[:, 0], backward[:, 0]))
+    ends = down + micro_batches[:, None] * work + np.where(split[:, None], 0.0, back)
+    result: FloatArray = np.where(rank < pp[:, None], ends, 0.0).max(axis=1)
     return result
 
 
