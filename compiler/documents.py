@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class Document:
         """Whether the text was YAML at all; where not, `data` says nothing."""
         return not any(d.code in {"BP001", "BP002", "BP003"} for d in self.diagnostics)
 
+    @cached_property
+    def _shown(self) -> str:
+        return display_path(self.path)  # once: every value has a location
+
     def location(self, path: KeyPath, *, key: bool = False) -> Location:
         """Where the value at `path` stands (or its key), or else the nearest value around it."""
         for length in range(len(path), -1, -1):
@@ -75,7 +79,7 @@ class Document:
     def at(self, line: int, column: int) -> Location:
         """The location of a line and column of this file."""
         source = self.lines[line - 1] if 0 < line <= len(self.lines) else None
-        return Location(file=display_path(self.path), line=line, column=column, source_line=source)
+        return Location(file=self._shown, line=line, column=column, source_line=source)
 
 
 def display_path(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 
@@ -21,12 +22,12 @@ from shipway.compiler.reshard import Resharding
 from shipway.compiler.search import Found, merit, search
 from shipway.compiler.sequence import programme
 from shipway.compiler.spread import spread
-from shipway.compiler.workload import Workload, workload
+from shipway.compiler.workload import workload
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.calibration import Calibration
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.layout import Offload
-from shipway.schemas.plan import Plan, StageChange, StagePlan, Totals, content_hash
+from shipway.schemas.plan import Parameters, Plan, StageChange, StagePlan, Totals, content_hash
 
 Dump = Callable[[str, object], None]
 """Receives the name of each pass and what it produced."""
@@ -38,6 +39,16 @@ class Pass:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True)
+class About:
+    """What a plan says that no layout changes."""
+
+    shipway: str
+    blueprint_hash: str
+    fp8_linears: tuple[str, ...]
+    parameters: Parameters
 
 
 @dataclass(frozen=True)
@@ -75,8 +86,11 @@ def make_plan(
     folder: str = "",
     calibration: Calibration | None = None,
     dump: Dump | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> Plan | list[Diagnostic]:
     """Plan a validated blueprint; `folder` is where its relative paths start from.
+
+    `meanwhile` may be called while other processes still search: there is time for what the caller does next.
 
     Returns diagnostics instead when a pinned layout is impossible (codes PL0xx) or when no legal layout
     fits the devices (PL1xx), for all stages at once.
@@ -94,9 +108,11 @@ def make_plan(
     if wrong:
         return wrong
     tell("enumerate", [p.space for p in problems])
+    about = cache(lambda: _about(blueprint, lowered))
+    searches = spread(_found, problems, lambda: (about(), meanwhile and meanwhile()))
     results: list[tuple[Problem, Found]] = []
     likely: list[StagePlan | None] = []
-    for index, (p, of_stage) in enumerate(zip(problems, spread(_found, problems), strict=True)):
+    for index, (p, of_stage) in enumerate(zip(problems, searches, strict=True)):
         found = of_stage.found
         if found is None or found.best is None:
             wrong += nothing_fits(p, found, index, of_stage.least_offloaded_bytes)
@@ -115,7 +131,16 @@ def make_plan(
     tell("assemble", stages)
     if not blueprint.training.data.relative_paths():
         folder = ""  # so that the same blueprint gives the same plan wherever it lies
-    return _sealed(blueprint, tuple(origin), folder, figures, work, lowered, stages, together.changes)
+    return _sealed(blueprint, tuple(origin), folder, figures, about(), stages, together.changes)
+
+
+def _about(blueprint: Blueprint, lowered: LoweredModel) -> About:
+    return About(
+        shipway=shipway_version(),
+        blueprint_hash=content_hash(blueprint),
+        fp8_linears=fp8_linears(blueprint, lowered),
+        parameters=count(blueprint.model),
+    )
 
 
 def _found(stage: Problem) -> Searched:
@@ -146,8 +171,7 @@ def _sealed(
     origin: tuple[str, ...],
     folder: str,
     figures: Calibration,
-    work: Workload,
-    lowered: LoweredModel,
+    about: About,
     stages: tuple[StagePlan, ...],
     reshardings: Sequence[Resharding],
 ) -> Plan:
@@ -156,15 +180,15 @@ def _sealed(
     waiting_hours = sum(change.seconds for change in changes) / 3600
     device_hours = sum(change.device_seconds for change in reshardings) / 3600
     return Plan(
-        shipway=shipway_version(),
+        shipway=about.shipway,
         name=blueprint.name,
         blueprint=blueprint,
-        blueprint_hash=content_hash(blueprint),
+        blueprint_hash=about.blueprint_hash,
         origin=origin,
         folder=folder,
-        fp8_linears=fp8_linears(blueprint, lowered),
+        fp8_linears=about.fp8_linears,
         calibration=figures.name,
-        parameters=count(blueprint.model),
+        parameters=about.parameters,
         stages=stages,
         changes=changes,
         totals=Totals(

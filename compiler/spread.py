@@ -19,9 +19,12 @@ MOST_ITEMS = 2**14
 """That a pipe holds the numbers of: 64 KiB on Linux."""
 
 
-def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def spread(
+    work: Callable[[Item], Result], items: Sequence[Item], meanwhile: Callable[[], object] | None = None
+) -> list[Result]:
     """`work` of every item, in their order; whoever is free takes the next, this process too.
 
+    While others are still at work and nothing is left to take, this process does what it can `meanwhile`.
     Helpers are forked, so that nothing is imported again. Where that is not safe (other threads may hold
     locks) or not worth it, all is done here. Raises what the work of the first item that failed raised.
     """
@@ -35,6 +38,8 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
         for _ in range(count - 1):
             helpers.append(_helper(work, items, queue))
         _take(work, items, queue, done)
+        if meanwhile is not None:
+            meanwhile()
         for helper in helpers:
             done |= helper.results()
     finally:

@@ -39,6 +39,11 @@ class Output:
         """Standard error."""
         return _console(stderr=True)
 
+    def prepare(self) -> None:
+        """Load what shows a plan to a person, where there is time before there is one."""
+        if not self.as_json and not self.quiet:
+            import shipway.compiler.render.plan  # noqa: F401
+
     def show(self, *parts: RenderableType) -> None:
         """Print for a person, unless JSON or silence is asked for."""
         if not self.as_json and not self.quiet:

@@ -56,7 +56,9 @@ def plan_blueprint(read: Read, output: Output, figures: Calibration | None = Non
 
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
-    made = make_plan(read.blueprint, read.origin, folder=folder, calibration=figures)
+    made = make_plan(
+        read.blueprint, read.origin, folder=folder, calibration=figures, meanwhile=output.prepare
+    )
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
         status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID

@@ -30,6 +30,7 @@ assert may_fork()
 done = spread(work, [3, 1, 2, 5])
 assert [value for value, _ in done] == [9, 1, 4, 25]
 assert len({process for _, process in done}) == 2
+spread(work, [2, 5], lambda: print("meanwhile", flush=True))
 try:
     spread(work, [1, 7, 2])
 except ValueError as error:
@@ -39,7 +40,7 @@ except ValueError as error:
 
 def test_forked_work_comes_back_in_order_and_raises_what_was_raised() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert ran.stdout == "seven\n"
+    assert ran.stdout == "meanwhile\nseven\n"
 
 
 def test_one_core_does_all_the_work_here(monkeypatch: pytest.MonkeyPatch) -> None:
