@@ -17,9 +17,9 @@ from shipway.schemas.calibration import Calibration, Curve, Efficiency
 from shipway.schemas.cluster import Device
 from shipway.schemas.measurement import Measurements, Row
 
-HOST_WORK = 25
+HOST_WORK = 19
 """Launches of a plain operation that one operation of the catalogue costs the host, with autograd, modules'
-hooks and FSDP's: by the steps of seven drawn models that waited for the host (bench/results/)."""
+hooks and FSDP's: by steps that waited for the host (bench/results/h200-throughput.json)."""
 ROUNDS = 20
 """Size and inner dimension of products are fitted in turns."""
 LARGE_BYTES = 2**26

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shipway.runtime.optimizer_state import OptimizerState, StatePiece, make_state
+from shipway.runtime.optimizer_state import OptimizerState, make_state
 from shipway.runtime.shards import local_tensor
 
 
@@ -51,25 +51,37 @@ class AdamW:
     @torch.no_grad()
     def step(self, learning_rate: float, step: int) -> None:
         """Update every parameter from its gradient; `step` counts from 1."""
+        batch = _Batch(self.options, learning_rate, step)
         for piece in self._state.walk():
             item = self.parameters[piece.index]
             parameter = piece.of(local_tensor(item.parameter))
-            if parameter.numel():
-                self._update(item, piece, parameter, learning_rate, step)
+            if not parameter.numel():
+                continue
+            if item.parameter.grad is None:
+                gradient = torch.zeros_like(parameter)
+            else:
+                gradient = piece.of(local_tensor(item.parameter.grad).contiguous())
+            tensors = (parameter, gradient, *piece.state)
+            # On a CPU that kernel rounds what is left of a vector otherwise: slices would not give the whole.
+            if not parameter.is_cuda or {tensor.dtype for tensor in tensors} != {torch.float32}:
+                self._update(item, *tensors, learning_rate, step)
+                continue
+            batch.add(item.decay, tensors)
+            if not self._state.stays:
+                batch.run()  # the piece's place on the device is another's next
+        batch.run()
 
     def _update(
-        self, item: AdamWParameter, piece: StatePiece, parameter: Tensor, learning_rate: float, step: int
+        self,
+        item: AdamWParameter,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: Tensor,
+        second: Tensor,
+        learning_rate: float,
+        step: int,
     ) -> None:
         beta1, beta2 = self.options.betas
-        first, second = piece.state
-        if item.parameter.grad is None:
-            gradient = torch.zeros_like(parameter)
-        else:
-            gradient = piece.of(local_tensor(item.parameter.grad).contiguous())
-        # On a CPU that kernel rounds what is left of a vector otherwise: slices would not give the whole.
-        if parameter.is_cuda and {parameter.dtype, first.dtype, gradient.dtype} == {torch.float32}:
-            self._fused(item, (parameter, gradient, first, second), learning_rate, step)
-            return
         gradient = gradient.to(first.dtype)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -79,24 +91,36 @@ class AdamW:
         update = first.float() / denominator
         parameter.add_(update.to(parameter.dtype), alpha=-learning_rate / (1 - beta1**step))
 
-    def _fused(
-        self,
-        item: AdamWParameter,
-        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-        learning_rate: float,
-        step: int,
-    ) -> None:
-        """torch's kernel, which reads and writes everything once."""
+
+@dataclass
+class _Batch:
+    """Blocks that torch's kernel updates together: it reads and writes everything once, and a call for each
+    parameter would cost the host more than it costs the device."""
+
+    options: AdamWOptions
+    learning_rate: float
+    step: int
+    _blocks: dict[bool, list[tuple[Tensor, ...]]] = field(default_factory=dict)
+
+    def add(self, decay: bool, tensors: tuple[Tensor, ...]) -> None:
+        """Parameter, gradient and both moments of a block."""
+        self._blocks.setdefault(decay, []).append(tensors)
+
+    def run(self) -> None:
+        """Update what was added."""
         beta1, beta2 = self.options.betas
-        torch._fused_adamw_(
-            *([tensor] for tensor in tensors),
-            [],
-            [torch.tensor(float(step), device=tensors[0].device)],
-            lr=learning_rate,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=self.options.weight_decay if item.decay else 0.0,
-            eps=self.options.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        for decay, blocks in self._blocks.items():
+            step = torch.tensor(float(self.step), device=blocks[0][0].device)
+            torch._fused_adamw_(
+                *map(list, zip(*blocks, strict=True)),
+                [],
+                [step] * len(blocks),
+                lr=self.learning_rate,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=self.options.weight_decay if decay else 0.0,
+                eps=self.options.eps,
+                amsgrad=False,
+                maximize=False,
+            )
+        self._blocks.clear()

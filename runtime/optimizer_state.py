@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class OptimizerState(Protocol):
 
     kinds: tuple[list[Tensor], ...]
     """For each kind one tensor a parameter, sharded as it is."""
+    stays: ClassVar[bool]
+    """Whether a piece is still in its place when the next one comes."""
 
     def walk(self) -> Iterator[StatePiece]:
         """All pieces, in the parameters' order; at least one of each. Go to the end of it."""
@@ -57,6 +59,7 @@ class OnDevice:
     """State beside the parameters."""
 
     kinds: tuple[list[Tensor], ...]
+    stays: ClassVar[bool] = True
 
     def walk(self) -> Iterator[StatePiece]:
         """Each parameter whole."""
@@ -69,6 +72,7 @@ class OnHost:
     """State in host memory."""
 
     kinds: tuple[list[Tensor], ...]
+    stays: ClassVar[bool] = False
     blocks: tuple[Tensor, ...]
     """What the tensors of each kind lie in, one behind the other."""
     device: torch.device

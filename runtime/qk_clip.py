@@ -6,7 +6,7 @@ sqrt(threshold / max); the shared part of the key serves all heads and stays, so
 it takes the whole factor.
 
 Making all logits again would cost a good part of the attention itself. A layer that was far from the
-threshold in the step before is only bounded: no logit exceeds the largest norm of a query times that of a key.
+threshold in the step before is only bounded: no logit exceeds the largest norm of a query times a key's.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
+from shipway.compiler.operators.linear import gradient_sum
 from shipway.schemas.layout import Recompute
 
 
@@ -25,6 +26,7 @@ class AttentionResidual(Operator):
         # Forward reads every source and writes one; backward reads them again and writes their gradients.
         return (
             Elementwise("attention residual", (self.sources + 1) * state, (3 * self.sources + 1) * state),
+            gradient_sum(self.sources, shard.local_tokens, self.width, shard),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
@@ -63,7 +65,7 @@ class ResidualAdd(Operator):
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
         size = shard.local_tokens * self.width * shard.element_bytes
-        return (Elementwise("residual", 3 * size, size),)
+        return (Elementwise("residual", 3 * size, 3 * size),)
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         return ()

@@ -17,13 +17,18 @@ from shipway.compiler.operators.base import (
     Transfer,
 )
 from shipway.compiler.operators.delta_core import DeltaCore
-from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
+from shipway.compiler.operators.linear import gemm, gradient_sum, norm_weight, sequence_parallel, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import DeltaAttention as DeltaAttentionSchema
 
 STATE_BYTES = 4
 """The recurrent state is fp32."""
+CONVOLUTION = (2.9, 6.7)
+"""Passes over the convolved channels, forward and backward, that fla-core 0.6's kernels take as long as on an
+H200 (bench/results/h200-throughput.json); reading and writing once would be 2 and 3."""
+READERS = 6
+"""Of a layer's input: query, key, value, decay, beta and gate."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class DeltaAttention(Operator):
             gemm("q_proj", tokens, width, keys),
             gemm("k_proj", tokens, width, keys),
             gemm("v_proj", tokens, width, values),
-            Elementwise("convolutions", 2 * convolved, 3 * convolved, kernels=3),
+            Elementwise("convolutions", CONVOLUTION[0] * convolved, CONVOLUTION[1] * convolved, kernels=3),
             gemm("decay_down", tokens, width, dims.decay_rank),
             gemm("decay_up", tokens, dims.decay_rank, decays),
             gemm("beta_proj", tokens, width, heads),
@@ -107,6 +112,7 @@ class DeltaAttention(Operator):
             *self._gate_kernels(shard),
             norm_kernel("gated output norm", tokens * heads, 1.5 * dims.value_width, shard),
             gemm("output_proj", tokens, values, width),
+            gradient_sum(READERS, tokens, width, shard),
         )
 
     def _gate_kernels(self, shard: Shard) -> tuple[Kernel, ...]:

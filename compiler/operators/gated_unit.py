@@ -15,7 +15,7 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
-from shipway.compiler.operators.linear import gemm, sequence_parallel, weight
+from shipway.compiler.operators.linear import gemm, gradient_sum, sequence_parallel, weight
 from shipway.schemas.layout import Recompute
 
 
@@ -41,6 +41,7 @@ class GatedUnit(Operator):
             gemm("up", tokens, self.width, inner),
             activation_kernel(tokens, inner, shard),
             gemm("down", tokens, inner, self.width),
+            gradient_sum(2, tokens, self.width, shard),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:

@@ -19,6 +19,7 @@ from shipway.compiler.operators.base import (
 from shipway.compiler.operators.linear import (
     balanced_attention,
     gemm,
+    gradient_sum,
     norm_weight,
     sequence_parallel,
     weight,
@@ -86,6 +87,7 @@ class GroupedAttention(Operator):
             self.core.kernel(shard),
             *gate_kernels(dims.output_gate, self.width, self.core, shard),
             gemm("output_proj", tokens, queries, self.width),
+            gradient_sum(3 if dims.output_gate == "none" else 4, tokens, self.width, shard),
         )
 
     def _position_kernels(self, shard: Shard) -> tuple[Kernel, ...]:

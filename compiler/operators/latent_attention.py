@@ -19,6 +19,7 @@ from shipway.compiler.operators.base import (
 from shipway.compiler.operators.linear import (
     balanced_attention,
     gemm,
+    gradient_sum,
     norm_weight,
     sequence_parallel,
     weight,
@@ -106,6 +107,7 @@ class LatentAttention(Operator):
             self.core.kernel(shard),
             *gate_kernels(dims.output_gate, self.width, self.core, shard),
             gemm("output_proj", tokens, heads * dims.value_width, self.width),
+            gradient_sum(2 if dims.output_gate == "none" else 3, tokens, self.width, shard),
         )
 
     def _query_kernels(self, shard: Shard) -> tuple[Kernel, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shipway.compiler.operators.base import Gemm, Number, Parameter, Shard, Sharding, Transfer
+from shipway.compiler.operators.base import Elementwise, Gemm, Number, Parameter, Shard, Sharding, Transfer
 
 
 def weight(
@@ -34,6 +34,12 @@ def norm_weight(name: str, width: int) -> Parameter:
 def gemm(name: str, rows: Number, inner: Number, columns: Number) -> Gemm:
     """Product of `rows` tokens with a weight [columns, inner]."""
     return Gemm(name, rows, inner, columns)
+
+
+def gradient_sum(readers: int, tokens: Number, width: Number, shard: Shard) -> Elementwise:
+    """What backward adds up for an input [tokens, width] that `readers` operations read."""
+    passes = 3 * (readers - 1)
+    return Elementwise("sum of input gradients", 0, passes * tokens * width * shard.element_bytes, kernels=0)
 
 
 def balanced_attention(shard: Shard, queries: Number, outputs: Number) -> tuple[Transfer, ...]:

@@ -26,7 +26,7 @@ from shipway.compiler.operators.base import (
 )
 from shipway.compiler.operators.fp8 import kernels_of
 from shipway.compiler.operators.gated_unit import GatedUnit, activation_kernel
-from shipway.compiler.operators.linear import gemm, norm_weight, sequence_parallel, weight
+from shipway.compiler.operators.linear import gemm, gradient_sum, norm_weight, sequence_parallel, weight
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.compiler.operators.router import INDEX_BYTES, Router
 from shipway.schemas.layout import Recompute
@@ -75,6 +75,7 @@ class RoutedExperts(Operator):
             activation_kernel(rows, inner, shard),
             Gemm("experts down", rows / groups, inner, self.width, groups, grouped=True),
             Elementwise("combine", 2 * moved, 3 * moved, kernels=3),
+            gradient_sum(2, rows, self.width, shard),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
@@ -191,6 +192,7 @@ class SharedExperts(Operator):
             *self.unit.kernels(shard),
             *(gate if self.gated else ()),
             Elementwise("add shared", 3 * size, size),
+            gradient_sum(2, shard.local_tokens, self.unit.width, shard),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:

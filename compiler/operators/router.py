@@ -16,6 +16,7 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
+from shipway.compiler.operators.linear import gradient_sum
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Experts as ExpertsSchema
 
@@ -55,6 +56,7 @@ class Router(Operator):
         return (
             Gemm("router", tokens, self.width, self.dims.routed, parts=PARTS),
             Elementwise("top-k", 6 * scores, 3 * scores, kernels=6),
+            gradient_sum(2, tokens, self.width, shard),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
