@@ -227,7 +227,8 @@ def _muon_scratch(states: ChunkStates, muon: Floats, pp: int) -> Floats:
     directions = np.minimum(muon * 4, ROUND_BYTES + largest * 4)
     # Matrices that ranks cut come together on their owner beside the blocks that it holds.
     gathered = np.where(whole > largest, np.minimum(ROUND_BYTES, muon * 4), 0.0)
-    result: Floats = directions + gathered + np.minimum(whole, SLICE_ELEMENTS) * NEWTON_SCHULZ_BYTES
+    worked_on = np.minimum(np.maximum(whole, muon), SLICE_ELEMENTS)  # matrices of one shape go together
+    result: Floats = directions + gathered + worked_on * NEWTON_SCHULZ_BYTES
     return result
 
 

@@ -35,6 +35,12 @@ TIMES = (EXPOSED, SHARDING, OPTIMIZER_TIME, COPIES, CHECKPOINTS)
 
 MOMENTUM_BYTES = 4
 """Momentum and updates travel in fp32."""
+MULTI_TENSOR = 1.5
+"""Over lists of tensors torch's kernels take so much longer than a copy of as many bytes (H200,
+bench/results/h200-verify-seed4.json)."""
+NEWTON_SCHULZ_MOVES = 22
+"""Bytes for an element of a matrix beside the products, half of what an eager update moves: scaling, rounding
+and widening again."""
 
 
 def step_time(problem: Problem, chunked: Chunked, states: ChunkStates) -> dict[str, Floats]:
@@ -188,11 +194,12 @@ def seconds_to_update(
 ) -> tuple[Floats, Floats]:
     """The same of so many elements, and FLOPs of orthogonalisation."""
     m, eager = problem.machine, problem.machine.efficiency.eager_elementwise
-    moved = adamw * (3 * sizes.master + 4 * sizes.moment) * (1.0 if sizes.updates_in_one else eager)
-    moved = moved + muon * (3 * sizes.master + 2 * sizes.moment) * eager
+    moved = adamw * (3 * sizes.master + 4 * sizes.moment) * (MULTI_TENSOR if sizes.updates_in_one else eager)
+    moved = moved + muon * (3 * sizes.master + 2 * sizes.moment + NEWTON_SCHULZ_MOVES) * eager
     if sizes.average:
         moved = moved + (adamw + muon) * (sizes.master + 2 * sizes.average) * eager
-    norm = (adamw + muon) * 4 * sizes.master  # read for the norm, read and written for clipping
+    # Gradients are read for the norm, read and written for clipping.
+    norm = (adamw + muon) * 3 * sizes.master * MULTI_TENSOR
     seconds = m.memory_seconds(moved + norm)
     return seconds, work / (m.peak_flops * m.efficiency.orthogonalisation)
 

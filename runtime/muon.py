@@ -27,7 +27,7 @@ from shipway.runtime.muon_exchange import (
     scatter_from_owners,
     share_with_copies,
 )
-from shipway.runtime.newton_schulz import orthogonalise
+from shipway.runtime.newton_schulz import SLICE_ELEMENTS, orthogonalise
 from shipway.runtime.optimizer_state import OptimizerState, StatePiece, make_state
 from shipway.runtime.shards import Block, block_of, local_tensor, sharded_axes
 
@@ -116,6 +116,20 @@ class MuonParameter:
         return self.work / self.heads * block.numel() / math.prod(self.matrix)
 
 
+def _slices(chosen: Sequence[int], directions: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Runs of `chosen` whose directions hold no more than Newton-Schulz takes at a time, or one alone."""
+    some: list[int] = []
+    elements = 0
+    for i in chosen:
+        if some and elements + directions[i].numel() > SLICE_ELEMENTS:
+            yield some
+            some, elements = [], 0
+        some.append(i)
+        elements += directions[i].numel()
+    if some:
+        yield some
+
+
 @dataclass
 class Muon:
     """Momentum, Nesterov, Newton-Schulz, decoupled decay: W <- (1 - lr wd) W - lr rms sqrt(max(n, m)) O."""
@@ -172,8 +186,18 @@ class Muon:
         return share_with_copies(made, directions, owners, group)
 
     def _alone(self, items: Sequence[MuonParameter], directions: Sequence[Tensor]) -> list[Tensor]:
-        pairs = zip(items, directions, strict=True)
-        return [self._orthogonal(item.units(d)).reshape(d.shape) if d.numel() else d for item, d in pairs]
+        """Matrices of one shape go together: each alone may cost the host more than it does the device."""
+        made = list(directions)
+        alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, (item, direction) in enumerate(zip(items, directions, strict=True)):
+            if direction.numel():
+                alike[item.matrix].append(i)
+        for some in (some for each in alike.values() for some in _slices(each, directions)):
+            units = [items[i].units(directions[i]) for i in some]
+            done = self._orthogonal(torch.cat(units) if len(units) > 1 else units[0])
+            for i, part in zip(some, done.split([len(unit) for unit in units]), strict=True):
+                made[i] = part.reshape(directions[i].shape)
+        return made
 
     def _direction(self, item: MuonParameter, pieces: Iterator[StatePiece]) -> Tensor:
         """This rank's block of the Nesterov momentum, fp32; updates the momentum."""
