@@ -15,4 +15,6 @@ def main() -> None:
     from shipway.compiler.cli.app import run
 
     gc.set_threshold(GARBAGE_THRESHOLD)
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    gc.freeze()  # else the program ends with a search for cycles among all that was loaded: a tenth of a plan
+    sys.exit(status)
