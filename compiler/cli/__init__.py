@@ -12,9 +12,9 @@ while modules load (Python's own threshold is 700) takes longer than all the res
 
 def main() -> None:
     """Entry point of the `shipway` script."""
+    gc.set_threshold(GARBAGE_THRESHOLD)
     from shipway.compiler.cli.app import run
 
-    gc.set_threshold(GARBAGE_THRESHOLD)
     status = run(sys.argv[1:])
     gc.freeze()  # else the program ends with a search for cycles among all that was loaded: a tenth of a plan
     sys.exit(status)
