@@ -77,7 +77,7 @@ def whole(model: str) -> dict[str, Any]:
     runs = []
     for _ in range(TIMES):
         began, cpu = time.perf_counter(), cpu_seconds()
-        command = [Path(sys.executable).with_name("shipway"), "plan", model]
+        command = [str(Path(sys.executable).with_name("shipway")), "plan", model]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         runs.append((time.perf_counter() - began, cpu_seconds() - cpu))
     seconds, cpus = zip(*runs, strict=True)
