@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shipway.compiler.campaign import NEAR_LIMIT, Draw, draw
-from shipway.compiler.verify import ALLOCATED, RESERVED, STEP, compare, spreads
+from shipway.compiler.verify import ALLOCATED, GATHERED, RESERVED, STEP, compare, spreads
 from shipway.schemas.cluster import Cluster
 from shipway.schemas.layout import Layout
 from shipway.schemas.plan import StagePlan
@@ -34,13 +34,14 @@ def reading(stage: StagePlan, more_bytes: int = 0, slower: float = 1.0) -> Stage
         category: sum(item.bytes for item in budget.items if item.category == category)
         for category in ("parameters", "optimizer")
     }
+    gathered = sum(item.bytes for item in budget.items if item.name == GATHERED)
     rank = RankMemory(
         rank=0,
         pipeline_rank=0,
         allocated_bytes=budget.allocated_bytes + more_bytes,
         reserved_bytes=budget.reserved_bytes,
         outside_bytes=budget.outside_bytes,
-        parameter_bytes=states["parameters"],
+        parameter_bytes=states["parameters"] - gathered,
         optimizer_bytes=states["optimizer"] + more_bytes,
     )
     return StageReading(
