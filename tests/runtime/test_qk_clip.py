@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from shipway.runtime.mesh import build_mesh
+from shipway.runtime.parallel.recompute import keep_products
 from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.qk_clip import QkClip, bound_of_logits, largest_logits
 from shipway.schemas.layout import Layout
@@ -109,3 +110,14 @@ def test_evaluation_is_not_watched() -> None:
     clip.largest = {}
     clip._watch("0", core, (torch.ones(1, 2, 1, 2),) * 3)
     assert clip.largest == {}
+
+
+def test_selective_recomputation_keeps_nothing_of_what_is_watched() -> None:
+    clip = object.__new__(QkClip)
+    clip.largest, clip.bounded = {}, set()
+    keep, _ = keep_products()
+    with keep:
+        clip._watch("0", SimpleNamespace(training=True, scale=1.0), (torch.ones(1, 4, 2, 8),) * 3)
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert {operator: len(kept) for operator, kept in keep._outputs.items()} == {torch.ops.aten.mm.default: 1}
+    assert clip.largest["0"].tolist() == [8.0, 8.0]
