@@ -4,7 +4,8 @@
 
 Takes torchrun's arguments. torchrun ends with 1 whatever its workers said; this ends with their
 reserved code. torchrun waits half a minute after a signal before it kills; this forwards SIGUSR1 too
-and waits as long as a save may take (--shutdown-timeout, here before torch 2.13, too).
+and waits as long as a save may take (--shutdown-timeout, here before torch 2.13, too). And it ends as if
+asked to when the supervisor that started it is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,10 @@ with uncollected_imports():
 
 FORWARDED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 SAVE_SECONDS = "600"
+SUPERVISOR = "SHIPWAY_SUPERVISOR"
+"""Variable with the process id of the supervisor that starts this."""
+LOOK_SECONDS = 0.5
+"""Between two looks whether it is there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     # torchrun reports a worker's reserved code as an error with a traceback of its own.
     _silence("torch.distributed.elastic")
+    if supervisor := os.environ.pop(SUPERVISOR, ""):
+        threading.Thread(target=_stop_without, args=(int(supervisor),), daemon=True).start()
     try:
         run.main([*defaults, *given])
     except ChildFailedError as error:
@@ -51,6 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr, flush=True)
         return int(ExitCode.PREEMPTED)
     return int(ExitCode.DONE)
+
+
+def _stop_without(supervisor: int) -> None:
+    """Ask this process to stop, which tells its workers to save, once its supervisor was killed."""
+    while os.getppid() == supervisor:
+        time.sleep(LOOK_SECONDS)
+    # To the main thread itself, so that it wakes up from whatever it waits for.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _patience(given: list[str]) -> list[str]:

@@ -48,6 +48,8 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 WAKE_SECONDS = 0.5
 """Longest time that a request to stop goes unheard."""
+AGENT_FILE = "agent.pid"
+"""File of an attempt with the id of the process that starts its workers."""
 STOPPED = "stopped"
 """State of a run, and reason of its attempt, that ended because it was asked to."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -133,10 +135,13 @@ class Supervisor:
         environment = self._environment(folder, terminal)
         # A session of its own: Ctrl-C on the terminal reaches the supervisor alone, which decides.
         self._child = subprocess.Popen(self.command(folder), env=environment, start_new_session=True)
+        with contextlib.suppress(OSError):
+            (folder / AGENT_FILE).write_text(f"{self._child.pid}\n")
         if self.stop_requests:  # asked while the process was made, when there was none to tell
             self._tell_to_stop()
         returned = _ended(self._child)
         self._child = None
+        (folder / AGENT_FILE).unlink(missing_ok=True)
         kill_workers(folder)
         echo.finish()
         code = self._code(returned)
@@ -157,7 +162,11 @@ class Supervisor:
         """The workers'; on a terminal rank 0 shows steps itself, else the echo of its log does."""
         threads = max(1, (os.cpu_count() or 1) // self._processes)
         defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        owned = {"SHIPWAY_ATTEMPT": str(self._number), "SHIPWAY_ATTEMPT_FOLDER": str(folder)}
+        owned = {
+            "SHIPWAY_ATTEMPT": str(self._number),
+            "SHIPWAY_ATTEMPT_FOLDER": str(folder),
+            "SHIPWAY_SUPERVISOR": str(os.getpid()),
+        }
         return defaults | os.environ | owned | ({TERMINAL: terminal} if terminal else {})
 
     def _code(self, returned: int) -> ExitCode:

@@ -68,13 +68,15 @@ def refuse_unless_at_rest(found: Found, output: Output, *, or_new: bool = False)
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.launch.runs import status
 
-    state = status(found).state
+    now = status(found)
+    state = now.state
     if state not in ("running", "waiting"):
         return state
     name = found.record.id
     ways = [f"Watch it: `shipway logs -f {name}`, `shipway status {name}`."]
     ways += ["Start another run of this build: `shipway launch … --new`."] if or_new else []
     summary = f"the run {name} is {state} already"
+    summary += f" ({now.detail})" if now.detail else ""
     output.refuse(
         "LA061", summary, exit_codes.ENVIRONMENT, file=str(found.run.folder), help_text=" ".join(ways)
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from shipway.compiler.launch import environment
 from shipway.compiler.launch.devices import device_diagnostics
 from shipway.compiler.launch.job import Programme
-from shipway.compiler.launch.processes import leader, stray_workers
+from shipway.compiler.launch.processes import agents, leader, stray_workers
 from shipway.compiler.launch.target import Command, JobState, Run
 from shipway.compiler.launch.templates import fill
 from shipway.schemas.diagnostics import Diagnostic
@@ -88,7 +88,7 @@ class Local:
         if lead is not None and not lead.here:
             on = ("ssh", lead.host, "kill", "-TERM", str(lead.pid))
             return [Command(on, f"let the workers on {lead.host} save and leave")]
-        pids = [lead.pid] if lead is not None else stray_workers(run.folder)
+        pids = [lead.pid] if lead is not None else stray_workers(run.folder) or agents(run.folder)
         if not pids:
             return []
         return [Command(("kill", "-TERM", *map(str, pids)), "let the workers save and leave")]

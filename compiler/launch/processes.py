@@ -10,6 +10,7 @@ from pathlib import Path
 SUPERVISORS = {"supervisor.pid": "shipway.runtime.supervisor", "driver.pid": "ssh/run.sh"}
 """Who may lead a run, by the file with its id, and what its command line says."""
 WORKER = "shipway.runtime.main"
+AGENT = "shipway.runtime.elastic"
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,22 @@ def leader(folder: Path) -> Leader | None:
 
 def stray_workers(folder: Path) -> list[int]:
     """Workers on this machine that still train."""
+    return _running(folder, "rank*.pid", WORKER)
+
+
+def agents(folder: Path) -> list[int]:
+    """Processes on this machine that start workers, and end when those have ended."""
+    return _running(folder, "agent.pid", AGENT)
+
+
+def _running(folder: Path, files: str, words: str) -> list[int]:
     found = []
-    for path in folder.glob("attempts/*/rank*.pid"):
+    for path in folder.glob(f"attempts/*/{files}"):
         try:
             pid = int(path.read_text())
         except (OSError, ValueError):
             continue
-        if _is(pid, WORKER):
+        if _is(pid, words):
             found.append(pid)
     return sorted(found)
 

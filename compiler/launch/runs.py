@@ -8,7 +8,7 @@ from pathlib import Path
 from shipway.compiler.launch import record
 from shipway.compiler.launch.excluded import accused
 from shipway.compiler.launch.execute import execute
-from shipway.compiler.launch.processes import leader, stray_workers
+from shipway.compiler.launch.processes import agents, leader, stray_workers
 from shipway.compiler.launch.target import JobState, Run, State, Target
 from shipway.compiler.launch.targets import target_named
 from shipway.schemas.run import HALT_FILE, Attempt, RunRecord
@@ -127,8 +127,8 @@ def _without_scheduler(folder: Path, last: str) -> tuple[State, str]:
     lead = leader(folder)
     if lead is not None and word != "done":  # also while it starts, or pauses between two attempts
         return "running", "" if lead.here else f"on {lead.host}"
-    if stray_workers(folder):
-        return "running", "without its supervisor, which is gone; `shipway stop` lets it save"
+    if stray_workers(folder) or agents(folder):
+        return "running", "without its supervisor, which is gone; the workers save and end"
     if word == "running":
         return "failed", "its supervisor is gone; `shipway resume` goes on from the last checkpoint"
     state = _OF_TRAINER.get(word, "unknown")

@@ -228,6 +228,15 @@ def test_workers_that_outlived_their_supervisor_are_told_and_can_be_stopped(
     assert told_of("new", runs, capsys)[0] == "stopped"
 
 
+def test_an_agent_without_its_supervisor_counts_before_it_has_workers(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with process_named("shipway.runtime.elastic") as pid:
+        (runs / "new" / "attempts" / "1" / "agent.pid").write_text(f"{pid}\n")
+        state, detail = told_of("new", runs, capsys)
+        assert (state, "the workers save and end" in detail) == ("running", True)
+
+
 @contextlib.contextmanager
 def process_named(words: str) -> Iterator[int]:
     """A process that has `words` in its command line and does nothing."""

@@ -94,6 +94,22 @@ def test_killed_worker_is_replaced_and_a_request_to_stop_saves(tmp_path: Path) -
     assert not list(run.glob("attempts/*/rank*.pid")), "no worker is left behind"
 
 
+def test_workers_save_and_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    options = {"checkpoints": {"every_steps": 100_000}, "evaluation": {"every_steps": 1000, "sequences": 2}}
+    plan = small_plan({"only": 3000}, [Layout(micro_batch=2)], sequences=4, **options)
+    build, run = write_build(plan, tmp_path / "build"), tmp_path / "run"
+    supervisor = supervise(build, run)
+    try:
+        wait_for_step(run, 2)
+    finally:
+        supervisor.kill()
+        supervisor.communicate(timeout=DEADLINE_SECONDS)  # ends when the agent has left, too
+    reason = json.loads((run / "attempts/1/rank0.json").read_text())
+    assert reason["code"] == ExitCode.PREEMPTED
+    saved = json.loads(next((run / "checkpoints").glob("*/complete.json")).read_text())
+    assert saved["progress"]["position"]["step"] == steps(run)[-1]
+
+
 def test_a_stop_before_the_workers_train_is_no_failure(tmp_path: Path) -> None:
     build = write_build(small_plan({"only": 300}, [Layout(micro_batch=2)], sequences=4), tmp_path / "build")
     run = tmp_path / "run"

@@ -12,6 +12,7 @@ from shipway.compiler.cli.starting import Wait, start_run
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
+    from shipway.compiler.launch.launch import Launch
 
 
 def command(
@@ -57,6 +58,8 @@ def command(
         for c in ready.commands
     ]
     if dry_run:
+        if ready.continues:
+            _refuse_if_led_here(ready, runs, output)
         run = {"run": ready.run.id, "folder": str(ready.run.folder), "continues": ready.continues}
         output.data({**run, "commands": words})
         if not json:
@@ -96,6 +99,15 @@ def _folder(source: str, overrides: list[str] | None, config_dir: Path | None, o
     built = build_source(source, overrides, config_dir, None, False, output)
     output.note(f"built {built.folder}")
     return built.folder
+
+
+def _refuse_if_led_here(ready: Launch, runs: Path, output: Output) -> None:
+    """Leave when nothing would start, as the run goes on; a scheduler is not asked by a dry run."""
+    from shipway.compiler.cli.finding import find_run, refuse_unless_at_rest
+
+    found = find_run(str(ready.run.folder), runs, output)
+    if not found.target.status(found.record):
+        refuse_unless_at_rest(found, output, or_new=True)
 
 
 def _print_commands(words: list[dict[str, object]], output: Output) -> None:
