@@ -79,6 +79,7 @@ OWN_KEY_WIDTH = 32  # Kn, from the latent
 SHARED_KEY_WIDTH = 16  # Kr, shared by all heads
 LATENT_KEY_WIDTH = OWN_KEY_WIDTH + SHARED_KEY_WIDTH
 LATENT_VALUE_WIDTH = 32  # V
+LATENT_NORM_EPS = 1e-06
 LATENT_SCALE = LATENT_KEY_WIDTH**-0.5
 DENSE_WIDTH = 384  # inner, of dense layers
 EXPERTS = 16  # E
@@ -322,10 +323,10 @@ class LatentAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q_down = nn.Linear(WIDTH, QUERY_RANK, bias=False)
-        self.q_norm = RMSNorm(QUERY_RANK)
+        self.q_norm = RMSNorm(QUERY_RANK, LATENT_NORM_EPS)
         self.q_up = nn.Linear(QUERY_RANK, LATENT_HEADS * LATENT_KEY_WIDTH, bias=False)
         self.kv_down = nn.Linear(WIDTH, KV_RANK + SHARED_KEY_WIDTH, bias=False)
-        self.kv_norm = RMSNorm(KV_RANK)
+        self.kv_norm = RMSNorm(KV_RANK, LATENT_NORM_EPS)
         self.kv_up = nn.Linear(KV_RANK, LATENT_HEADS * (OWN_KEY_WIDTH + LATENT_VALUE_WIDTH), bias=False)
         self.gate_proj = nn.Linear(WIDTH, LATENT_HEADS * LATENT_VALUE_WIDTH, bias=False)
         self.output_proj = nn.Linear(LATENT_HEADS * LATENT_VALUE_WIDTH, WIDTH, bias=False)
