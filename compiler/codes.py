@@ -307,6 +307,11 @@ _CODES = (
         "The folder is no build folder, or files in it were edited since. `build --force` overwrites them.",
     ),
     Code("EN003", "A file cannot be written", "It exists already, or the folder does not allow it."),
+    Code(
+        "EX001",
+        "No published family can hold the model",
+        "`export` and `import` know deepseek_v3, kimi_linear and kimi_k3; each is told with what it has not.",
+    ),
     # Launching
     Code("LA001", "Not a build folder", "There is no plan.json in it.", "shipway build tiny"),
     Code(

@@ -17,6 +17,7 @@ with uncollected_imports():
     import torch
 
     from shipway.runtime.build_folder import import_model, read_plan
+    from shipway.runtime.complaint import complain
     from shipway.runtime.exit_codes import Fatal
     from shipway.runtime.generation.weights import choose_checkpoint, empty_model, load_model, save_weights
     from shipway.runtime.interchange.convert import published_tensors, take_weights
@@ -33,8 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         result = _export(options) if options.command == "export" else _import(options)
-    except (Fatal, Unpublishable, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Unpublishable as error:
+        complain(str(error), code="EX001", as_json=options.json, help_text=error.way_out)
+        return ENVIRONMENT
+    except (Fatal, OSError) as error:
+        complain(_words(error), code="EN001", as_json=options.json)
         return ENVIRONMENT
     if options.json:
         print(json.dumps(result))
@@ -59,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     for command in (export, importing):
         command.add_argument("--json", action="store_true")
     return parser
+
+
+def _words(error: Fatal | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {(error.strerror or 'error').lower()}"
+    return str(error)
 
 
 def _export(options: argparse.Namespace) -> dict[str, str]:

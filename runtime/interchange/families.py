@@ -21,13 +21,37 @@ LATENT_NORM_EPS = 1e-6
 class Unpublishable(Exception):  # noqa: N818 - a verdict about a model, with all its reasons
     """No published family can hold this model; the message lists why not, family by family."""
 
+    def __init__(self, message: str, way_out: str) -> None:
+        super().__init__(message)
+        self.way_out = way_out
+        """What to set in the blueprint; empty where no field does it."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One thing that a family has not."""
+
+    words: str
+    settings: tuple[str, ...] = ()
+    """Fields of the blueprint, each with the value that the family has; none where it takes another model."""
+
 
 @dataclass(frozen=True)
 class Misfit:
     """Why a family cannot hold a model."""
 
     family: FamilyName
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+    def __str__(self) -> str:
+        return f"{self.family}: {'; '.join(reason.words for reason in self.reasons)}"
+
+    def way_out(self) -> str:
+        """Help for the person whose model it is; empty where a reason is no matter of a field."""
+        if not all(reason.settings for reason in self.reasons):
+            return ""
+        settings = "\n  ".join(setting for reason in self.reasons for setting in reason.settings)
+        return f"For {self.family}, set in the blueprint, then plan, build and train again:\n  {settings}"
 
 
 def family_of(model: Model) -> FamilyName:
@@ -37,8 +61,8 @@ def family_of(model: Model) -> FamilyName:
         if not misfit.reasons:
             return misfit.family
     closest = sorted(misfits, key=lambda misfit: len(misfit.reasons))
-    lines = [f"{misfit.family}: {'; '.join(misfit.reasons)}" for misfit in closest]
-    raise Unpublishable("no published family can hold this model\n  " + "\n  ".join(lines))
+    message = "no published family can hold this model\n  " + "\n  ".join(map(str, closest))
+    raise Unpublishable(message, next((way for misfit in closest if (way := misfit.way_out())), ""))
 
 
 def config_of(model: Model) -> dict[str, Any]:
@@ -53,96 +77,112 @@ def config_of(model: Model) -> dict[str, Any]:
     )
 
 
-def _any(model: Model) -> Iterator[str]:
+def _any(model: Model) -> Iterator[Reason]:
     """What no family has."""
     latent, experts = model.attention.latent, model.feed_forward.experts
     if latent is None or "latent" not in model.attention_kinds():
-        yield "it has no latent attention"
+        yield Reason("it has no latent attention")
     elif (latent.norm_eps or model.norm_eps) != LATENT_NORM_EPS:
-        yield f"latent norms have an epsilon of {latent.norm_eps or model.norm_eps}, not {LATENT_NORM_EPS}"
+        words = f"latent norms have an epsilon of {latent.norm_eps or model.norm_eps}, not {LATENT_NORM_EPS}"
+        yield Reason(words, ("model.attention.latent.norm_eps=1e-6",))
     if "grouped" in model.attention_kinds():
-        yield "it has grouped-query attention"
+        yield Reason("it has grouped-query attention")
     if experts is None or "experts" not in model.feed_forward_kinds():
-        yield "it has no experts"
+        yield Reason("it has no experts")
     elif experts.scores != "sigmoid" or not experts.renormalize or not _biased(experts):
-        yield "experts are not chosen by sigmoid scores with a balancing bias, renormalised"
+        yield Reason("experts are not chosen by sigmoid scores with a balancing bias, renormalised")
     elif not _plainly_shared(experts):
-        yield "shared experts are missing, gated, or of another width than routed ones"
+        yield Reason("shared experts are missing, gated, or of another width than routed ones")
     dense = sum(kind == "dense" for kind in model.feed_forward_kinds())
     if "dense" in model.feed_forward_kinds()[dense:]:
-        yield "dense layers do not all come first"
+        yield Reason("dense layers do not all come first")
     if model.tied_embeddings:
-        yield "embeddings are tied"
+        yield Reason("embeddings are tied", ("model.tied_embeddings=false",))
     if model.vision is not None:
-        yield "vision towers have no counterpart here"
+        yield Reason("vision towers have no counterpart here", ("model.vision=null",))
 
 
-def _ordinary(model: Model) -> Iterator[str]:
+def _ordinary(model: Model) -> Iterator[Reason]:
     """What came only with Kimi K3."""
     experts, latent = model.feed_forward.experts, model.attention.latent
     if model.residual.kind != "plain":
-        yield "it has attention residuals"
+        yield Reason("it has attention residuals", ("model.residual.kind=plain",))
     if model.feed_forward.activation.kind != "swiglu":
-        yield "its activation is not SwiGLU"
+        yield Reason("its activation is not SwiGLU", ("model.feed_forward.activation.kind=swiglu",))
     if experts is not None and experts.latent_width is not None:
-        yield "experts work on a latent"
+        yield Reason("experts work on a latent", ("model.feed_forward.experts.latent_width=null",))
     if latent is not None and latent.output_gate != "none":
-        yield "latent attention is gated"
+        yield Reason("latent attention is gated", ("model.attention.latent.output_gate=none",))
 
 
-def _not_deepseek_v3(model: Model) -> Iterator[str]:
+def _not_deepseek_v3(model: Model) -> Iterator[Reason]:
     yield from _any(model)
     yield from _ordinary(model)
     latent = model.attention.latent
     if "delta" in model.attention_kinds():
-        yield "it has delta attention"
+        yield Reason("it has delta attention")
     if latent is not None and latent.position.kind != "rotary":
-        yield "latent attention has no rotary position"
+        yield Reason(
+            "latent attention has no rotary position", ("model.attention.latent.position.kind=rotary",)
+        )
 
 
-def _not_kimi(model: Model) -> Iterator[str]:
+def _not_kimi(model: Model) -> Iterator[Reason]:
     yield from _any(model)
     if model.multi_token_prediction is not None:
-        yield "multi-token prediction has no counterpart here"
+        yield Reason("multi-token prediction has no counterpart here", ("model.multi_token_prediction=null",))
     delta, latent = model.attention.delta, model.attention.latent
     if delta is None or "delta" not in model.attention_kinds():
-        yield "it has no delta attention"
+        yield Reason("it has no delta attention")
     elif {delta.key_width, delta.value_width, delta.decay_rank} != {delta.key_width}:
-        yield "keys, values and decays of delta attention differ in width"
+        width = delta.key_width
+        settings = (f"model.attention.delta.value_width={width}", f"model.attention.delta.decay_rank={width}")
+        yield Reason("keys, values and decays of delta attention differ in width", settings)
     elif delta.value_heads not in (None, delta.heads):
-        yield "delta attention has more value heads than key heads"
+        yield Reason(
+            "delta attention has more value heads than key heads", ("model.attention.delta.value_heads=null",)
+        )
     elif delta.output_gate_bias:
-        yield "the gate of delta attention has a bias"
+        yield Reason(
+            "the gate of delta attention has a bias", ("model.attention.delta.output_gate_bias=false",)
+        )
     if latent is not None and latent.position.kind != "none":
-        yield "latent attention has positions"
+        yield Reason("latent attention has positions", ("model.attention.latent.position.kind=none",))
 
 
-def _not_kimi_linear(model: Model) -> Iterator[str]:
+def _not_kimi_linear(model: Model) -> Iterator[Reason]:
     yield from _not_kimi(model)
     yield from _ordinary(model)
     delta = model.attention.delta
     if delta is not None and delta.decay.kind != "unbounded":
-        yield "the decay is bounded"
+        yield Reason("the decay is bounded", ("model.attention.delta.decay.kind=unbounded",))
     if delta is not None and delta.output_gate != "low_rank":
-        yield "the gate of delta attention is not of low rank"
+        yield Reason(
+            "the gate of delta attention is not of low rank", ("model.attention.delta.output_gate=low_rank",)
+        )
 
 
-def _not_k3(model: Model) -> Iterator[str]:
+def _not_k3(model: Model) -> Iterator[Reason]:
     yield from _not_kimi(model)
     delta, latent, experts = model.attention.delta, model.attention.latent, model.feed_forward.experts
     if model.residual.kind != "block":
-        yield "it has no block attention residuals"
+        yield Reason("it has no block attention residuals", ("model.residual.kind=block",))
     if model.feed_forward.activation.kind != "situ":
-        yield "its activation is not SiTU-GLU"
+        yield Reason("its activation is not SiTU-GLU", ("model.feed_forward.activation.kind=situ",))
     if delta is not None and (delta.decay.kind != "bounded" or delta.output_gate != "full"):
-        yield "delta attention has no bounded decay with a full gate"
+        yield Reason(
+            "delta attention has no bounded decay with a full gate",
+            ("model.attention.delta.decay.kind=bounded", "model.attention.delta.output_gate=full"),
+        )
     if latent is not None and latent.output_gate != "elementwise":
-        yield "latent attention has no elementwise gate"
+        yield Reason(
+            "latent attention has no elementwise gate", ("model.attention.latent.output_gate=elementwise",)
+        )
     if experts is not None and (experts.latent_width is None or experts.router_input != "hidden"):
-        yield "experts do not work on a latent with a router on the hidden state"
+        yield Reason("experts do not work on a latent with a router on the hidden state")
 
 
-_RULES: dict[FamilyName, Callable[[Model], Iterator[str]]] = {
+_RULES: dict[FamilyName, Callable[[Model], Iterator[Reason]]] = {
     "deepseek_v3": _not_deepseek_v3,
     "kimi_linear": _not_kimi_linear,
     "kimi_k3": _not_k3,

@@ -74,9 +74,14 @@ class PublishedFolder:
 
 def open_folder(folder: Path) -> PublishedFolder:
     """Open a folder; raises Fatal when it is none of published weights."""
+    if not folder.is_dir():
+        raise Fatal(f"{folder} " + ("is no folder" if folder.exists() else "does not exist"))
+    weights = INDEX if (folder / INDEX).exists() else SINGLE
+    if missing := [name for name in (CONFIG, weights) if not (folder / name).exists()]:
+        raise Fatal(f"{folder} is no folder of published weights: it has no {' and no '.join(missing)}")
     try:
         config = json.loads((folder / CONFIG).read_text())
-        if (folder / INDEX).exists():
+        if weights == INDEX:
             where = json.loads((folder / INDEX).read_text())["weight_map"]
         else:
             with safe_open(folder / SINGLE, framework="pt") as file:

@@ -16,6 +16,7 @@ from shipway.compiler.emit.build import build as write_build
 from shipway.runtime.build_folder import import_model
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.generation.weights import load_model, save_weights
+from shipway.runtime.interchange.__main__ import main as interchange
 from shipway.runtime.interchange.convert import published_tensors, take_weights
 from shipway.runtime.interchange.families import Unpublishable, config_of, family_of
 from shipway.runtime.interchange.files import CONFIG, INDEX, open_folder, write_folder
@@ -226,6 +227,29 @@ def test_a_model_without_a_published_counterpart_is_told_why(model: Model, reaso
         family_of(model)
 
 
+def test_a_refusal_names_the_fields_to_set() -> None:
+    wide = kimi_linear(attention__delta__decay_rank=8, attention__latent__norm_eps=None)
+    with pytest.raises(Unpublishable) as refused:
+        family_of(wide)
+    width = kimi_linear().attention.delta.key_width
+    assert refused.value.way_out.splitlines()[1:] == [
+        "  model.attention.latent.norm_eps=1e-6",
+        f"  model.attention.delta.value_width={width}",
+        f"  model.attention.delta.decay_rank={width}",
+    ]
+    with pytest.raises(Unpublishable) as refused:
+        family_of(variant("grouped"))
+    assert refused.value.way_out == ""
+
+
+def test_settings_that_a_refusal_names_make_the_model_one_of_the_family() -> None:
+    with pytest.raises(Unpublishable) as refused:
+        family_of(plan_of("tiny", "model.attention.latent.norm_eps=1e-5").blueprint.model)
+    help_line, *settings = (line.strip() for line in refused.value.way_out.splitlines())
+    assert family_of(plan_of("tiny", *settings).blueprint.model) == "kimi_k3"
+    assert help_line.startswith("For kimi_k3, ")
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     model = kimi_linear()
     published = open_folder(export(build(model), model, tmp_path))
@@ -244,16 +268,12 @@ def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Fatal, match="no folder of published weights"):
+    with pytest.raises(Fatal, match=r"no folder of published weights: it has no config\.json and"):
         open_folder(tmp_path)
 
 
 def test_commands_export_a_checkpoint_and_import_it_again(tmp_path: Path) -> None:
-    plan = plan_of(
-        "tiny",
-        "model.attention.latent.norm_eps=1e-6",
-        "model.attention.delta.decay_rank=${model.attention.delta.key_width}",
-    )
+    plan = plan_of("tiny")
     write_build(plan, tmp_path / "build")
     model = import_model(tmp_path / "build").Model()
     model.init_weights(torch.Generator().manual_seed(0))
@@ -269,3 +289,18 @@ def test_commands_export_a_checkpoint_and_import_it_again(tmp_path: Path) -> Non
     again = load_model(module, tmp_path / "imported", torch.device("cpu"), torch.float32)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_json_has_what_is_wrong_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, setting in (("eps", "model.attention.latent.norm_eps=1e-5"), ("build", "name=tiny")):
+        write_build(plan_of("tiny", setting), tmp_path / folder)
+    for arguments, code, words in (
+        (("export", "eps", "saved", "out"), "EX001", "no published family can hold this model"),
+        (("export", "build", "saved", "out"), "EN001", "has no finished checkpoint"),
+        (("import", "build", "nowhere", "out"), "EN001", "nowhere does not exist"),
+    ):
+        command, *paths = arguments
+        assert interchange([command, *(str(tmp_path / path) for path in paths), "--json"]) == 4
+        (told,) = json.loads(capsys.readouterr().out)["diagnostics"]
+        assert told["code"] == code
+        assert words in told["summary"]
