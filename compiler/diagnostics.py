@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 160
 LEGAL_SHOWN = 12
+FEW = 2
+"""Legal values that take no more room than the words which would stand for them."""
 
 
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
@@ -83,8 +85,8 @@ def as_text(diagnostic: Diagnostic) -> Text:
 def _legal(values: tuple[str, ...]) -> tuple[str, ...]:
     if not values:
         return ()
-    shown = ", ".join(values[:LEGAL_SHOWN])
-    left = len(values) - LEGAL_SHOWN
+    number = LEGAL_SHOWN if len(values) > LEGAL_SHOWN + FEW else len(values)
+    shown, left = ", ".join(values[:number]), len(values) - number
     return (shown + (f" and {left} more" if left > 0 else ""),)
 
 
