@@ -75,6 +75,13 @@ def test_why_refuses_nonsense(more: list[str], folder: Path, capsys: Capture) ->
     assert "--why" in printed.err
 
 
+def test_exit_code_without_diff_is_refused(folder: Path, capsys: Capture) -> None:
+    assert run(["plan", "mine.yaml", "--exit-code"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "give --diff too" in printed.err
+
+
 def test_errors_go_to_stderr_or_into_json(folder: Path, capsys: Capture) -> None:
     write(folder, changed("width: 64", "wdth: 64"))
     assert run(["plan", "mine.yaml"]) == 2
@@ -115,6 +122,19 @@ def test_nothing_fits(folder: Path, capsys: Capture) -> None:
     assert printed.out == ""
     assert "error[PL001]" in printed.err
     assert "mine.yaml:" in printed.err
+
+
+def test_a_campaign_for_which_nothing_can_be_drawn_is_refused(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shipway.compiler.campaign.TRIES", 1)
+    assert run(["verify", "mine.yaml", "cluster.device.memory=400MB", "--campaign", "1", "--json"]) == 3
+    answer = data(capsys)
+    assert isinstance(answer, dict)
+    (error,) = answer["diagnostics"]
+    assert error["code"] == "PL001"
+    assert "nothing could be drawn" in error["summary"]
+    assert "without --campaign" in error["help"]
 
 
 def test_out_show_and_diff(folder: Path, capsys: Capture) -> None:

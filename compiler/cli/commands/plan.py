@@ -74,6 +74,8 @@ def command(
     from shipway.schemas.plan import canonical_json
 
     output = Output(as_json=json, quiet=quiet)
+    if exit_code and diff is None:
+        output.refuse("CL001", "--exit-code says what --diff found: give --diff too", 2)
     asked = _asked(why, diff is not None, output) if why is not None and not serving else None
     old = load_plan(str(diff), output) if diff is not None and not serving else None
     if dump_after is not None:

@@ -91,12 +91,25 @@ def _draws(
     near_limit: bool,
     output: Output,
 ) -> list[Draw]:
-    from shipway.compiler.campaign import draw
+    from shipway.compiler.campaign import LONGEST_STEP_SECONDS, draw
+    from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.planning import read_blueprint
+    from shipway.compiler.render import units
 
     cluster: Cluster = read_blueprint(source, overrides, config_dir, output).blueprint.cluster
     drawn = (draw(seed, index, cluster, near_limit, figures) for index in range(number))
     found = [each for each in drawn if each is not None]
+    if not found:
+        device = cluster.device
+        fits = "nearly fills" if near_limit else "fits"
+        output.refuse(
+            "PL001",
+            f"nothing could be drawn for {cluster.name} that {fits} the {units.gibibytes(device.memory)} "
+            f"of a {device.name} and steps in {LONGEST_STEP_SECONDS} s",
+            exit_codes.NOTHING_FITS,
+            help_text="A campaign draws models of some hundred million parameters and more: name a cluster "
+            "of larger devices, such as cluster=h200_1, or verify this blueprint, without --campaign.",
+        )
     output.note(f"{len(found)} blueprints drawn for {cluster.name} from seed {seed}")
     return found
 
