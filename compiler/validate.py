@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,6 +29,10 @@ def validate(composed: Composed) -> tuple[Blueprint | None, list[Diagnostic]]:
     diagnostics = list(composed.diagnostics)
     if not composed.complete:
         return None, diagnostics
+    infinite = list(_not_finite(composed, composed.data, ()))
+    if infinite:
+        diagnostics += [*infinite, *_beside(infinite, composed)]
+        return None, _without_echoes(diagnostics, composed)
     blueprint, problems = _typed(composed)
     diagnostics += problems
     if blueprint is not None:
@@ -55,9 +60,6 @@ def _without_echoes(diagnostics: list[Diagnostic], composed: Composed) -> list[D
 
 
 def _typed(composed: Composed) -> tuple[Blueprint | None, list[Diagnostic]]:
-    infinite = list(_not_finite(composed, composed.data, ()))
-    if infinite:
-        return None, infinite
     try:
         return Blueprint.from_data(composed.data), []
     except ValidationError as error:
@@ -86,6 +88,24 @@ def _not_finite(composed: Composed, value: Any, path: KeyPath) -> Iterator[Diagn
             where=composed.provenance.location(path),
             help="Write a number.",
         )
+
+
+def _beside(infinite: list[Diagnostic], composed: Composed) -> list[Diagnostic]:
+    """What else is wrong: found with text in place of those numbers, which no rule can calculate with."""
+    readable = replace(composed, data=_without_infinite(composed.data))
+    _, problems = _typed(readable)
+    places = {d.where for d in infinite}
+    fields = tuple(f"{d.field}." for d in infinite)
+    others = [d for d in problems if d.where not in places and not f"{d.field}.".startswith(fields)]
+    return others + _partial_rules(readable)
+
+
+def _without_infinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_infinite(item) for item in value]
+    return "not finite" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _translate_all(error: ValidationError, composed: Composed) -> list[Diagnostic]:

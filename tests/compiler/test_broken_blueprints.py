@@ -422,3 +422,17 @@ def test_enormous_numbers_end_at_once(tmp_path: Path) -> None:
     assert composed_errors(tmp_path, text, f"model.layers={big}") == ["BP104"]
     assert composed_errors(tmp_path, text, f"model.feed_forward.experts.groups={big}") == ["BP205"]
     assert composed_errors(tmp_path, text, f"cluster.nodes={big}") == ["BP400", "BP405"]
+
+
+@pytest.mark.parametrize("value", ["nan", "1e400"])
+@pytest.mark.parametrize(
+    "field",
+    ["model.vocabulary", "model.residual.kind", "model.attention", "training.stages", "cluster.nodes"],
+)
+def test_a_number_that_is_not_finite_hides_nothing(field: str, value: str, tmp_path: Path) -> None:
+    text = "defaults: [tiny, _self_]\nmodel: {wdth: 3}\ntraining: {checkpoints: {every_steps: x}}\n"
+    write(tmp_path, text)
+    _, diagnostics = validate(compose(str(tmp_path / "mine.yaml"), [f"{field}={value}"]))
+    found = {(d.code, d.field) for d in diagnostics}
+    assert found >= {("BP104", field), ("BP101", "model.wdth"), ("BP100", "training.checkpoints.every_steps")}
+    assert len(found) == 3
