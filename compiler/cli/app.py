@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -114,22 +115,47 @@ def _print_version(wanted: bool) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit status."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (`| head`)
+        _drop_output()
+        return exit_codes.OK
+    except OSError as error:
+        if not _unwritable(error):
+            raise
+        _drop_output()
+        reason = (error.strerror or "error").lower()
+        print(f"error[EN003]: output cannot be written: {reason}", file=sys.stderr)
+        print(" = help: Make room, or write elsewhere.", file=sys.stderr)
+        return exit_codes.ENVIRONMENT
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(application())
     try:
         status = command.main(list(arguments), prog_name="shipway", standalone_mode=False)
-        sys.stdout.flush()
     except TyperException as error:
         return _usage(error, arguments)
     except (Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone (`| head`); what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.OK
     except Exception as error:
+        if isinstance(error, OSError) and _unwritable(error):
+            raise
         return _internal(error, arguments)
     return status if isinstance(status, int) else exit_codes.OK
+
+
+def _unwritable(error: OSError) -> bool:
+    """Whether the fault lies with what is written to, such as a full disk or a reader that has gone."""
+    return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _drop_output() -> None:
+    """What is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: TyperException, arguments: Sequence[str]) -> int:

@@ -426,6 +426,17 @@ def test_a_closed_pipe_is_no_error(folder: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", ["plan mine.yaml", "plan mine.yaml --json", "plan --nope --json"])
+def test_output_that_cannot_be_written_is_said_on_stderr(arguments: str, folder: Path) -> None:
+    script = Path(sys.executable).with_name("shipway")
+    done = shell(["bash", "-c", f"{script} {arguments} > /dev/full"], folder)
+    assert done.returncode == 4
+    assert "error[EN003]: output cannot be written: no space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "internal" not in done.stderr
+
+
 def test_completion_offers_blueprints(folder: Path) -> None:
     script = Path(sys.executable).with_name("shipway")
     environment = {
