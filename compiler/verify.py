@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ Unit = Literal["bytes", "seconds"]
 ALLOCATED, RESERVED, OUTSIDE = "allocated", "reserved", "outside the allocator"
 STEP = "step"
 KEPT, GATHERED = "kept activations", "gathered parameters"
+REST = "rest: data, checkpoints, waiting between phases"
+"""Of a step, what neither phase holds."""
 LEFT_BY_FORWARD = f"{KEPT} and {GATHERED}"
 """What a forward leaves allocated holds both, where FSDP does not gather again."""
 
@@ -30,9 +33,14 @@ class Term:
     measured: float
 
     @property
+    def excess(self) -> float:
+        """Of the plan over the measurement: negative when the plan is under the truth."""
+        return self.planned - self.measured
+
+    @property
     def error(self) -> float:
         """Of the plan, relative to the measurement: negative when the plan is under the truth."""
-        return (self.planned - self.measured) / self.measured if self.measured else 0.0
+        return self.excess / self.measured if self.measured else 0.0
 
     def data(self) -> dict[str, object]:
         """For JSON."""
@@ -62,9 +70,13 @@ class Comparison:
         return next((term for term in self.totals if term.name == name), None)
 
     def culprit(self, unit: Unit) -> Term | None:
-        """The part that is off by the largest amount."""
-        parts = [term for term in self.parts if term.unit == unit]
-        return max(parts, key=lambda term: abs(term.planned - term.measured), default=None)
+        """The part that is off by the largest amount in the direction of its total; None without any."""
+        total = self.total(ALLOCATED if unit == "bytes" else STEP)
+        if total is None:
+            return None
+        sign = math.copysign(1, total.error)
+        parts = [part for part in self.parts if part.unit == unit and part.excess * sign > 0]
+        return max(parts, key=lambda part: abs(part.excess), default=None)
 
     @property
     def false_fit(self) -> bool:
@@ -124,11 +136,15 @@ def _phases(stage: StagePlan, reading: StageReading) -> list[Term]:
     update = sum(item.seconds for item in stage.time if item.name == OPTIMIZER_TIME)
     spread = sum(item.seconds for item in stage.time if item.name == CHECKPOINTS)
     planned = {"forward and backward": stage.step_seconds - update - spread, "update": update}
-    return [
+    phases = [
         Term(name, "seconds", planned[name], seconds)
         for name, seconds in reading.phase_seconds.items()
         if name in planned
     ]
+    if len(phases) < len(planned):
+        return phases
+    measured = reading.step_seconds - sum(phase.measured for phase in phases)
+    return [*phases, Term(REST, "seconds", spread, max(0.0, measured))]
 
 
 def _kernels(stage: StagePlan, reading: StageReading) -> list[Term]:

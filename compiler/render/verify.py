@@ -42,8 +42,9 @@ def _culprits(comparison: Comparison) -> Iterable[RenderableType]:
     units_of: tuple[tuple[str, Unit], ...] = ((ALLOCATED, "bytes"), (STEP, "seconds"))
     for name, unit in units_of:
         total, part = comparison.total(name), comparison.culprit(unit)
-        if total and part and abs(total.error) > CLOSE:
-            words = f"{name} is off by {total.error:+.1%}: most of it in {part.name}"
+        if total and abs(total.error) > CLOSE:
+            where = f"most of it in {part.name}" if part else "no part that was measured is off that way"
+            words = f"{name} is off by {total.error:+.1%}: {where}"
             yield Sentence(Text(words, style="yellow"))
 
 

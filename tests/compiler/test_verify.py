@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shipway.compiler.campaign import NEAR_LIMIT, Draw, draw
-from shipway.compiler.verify import ALLOCATED, GATHERED, RESERVED, STEP, compare, spreads
+from shipway.compiler.verify import ALLOCATED, GATHERED, RESERVED, REST, STEP, compare, spreads
 from shipway.schemas.cluster import Cluster
 from shipway.schemas.layout import Layout
 from shipway.schemas.plan import StagePlan
@@ -71,6 +71,32 @@ def test_the_part_that_is_off_by_most_is_named(drawn: Draw) -> None:
     assert culprit is not None
     assert culprit.name == "optimizer"
     assert culprit.measured - culprit.planned == pytest.approx(5 * GIB)
+
+
+def test_a_part_that_is_off_the_other_way_is_no_culprit_and_the_rest_is_a_part(drawn: Draw) -> None:
+    (stage,) = drawn.plan.stages
+    passes, update, rest = (stage.step_seconds * share for share in (0.7, 0.01, 0.5))
+    slow = reading(stage).model_copy(
+        update={
+            "step_seconds": passes + update + rest,
+            "phase_seconds": {"forward and backward": passes, "update": update},
+        }
+    )
+    comparison = compare(stage, slow)
+    total, culprit = comparison.total(STEP), comparison.culprit("seconds")
+    assert total is not None
+    assert total.error < 0
+    assert culprit is not None
+    assert culprit.name == REST
+    assert culprit.measured == pytest.approx(rest)
+    phases = comparison.parts[-3:]
+    assert sum(part.planned for part in phases) == pytest.approx(stage.step_seconds)
+    assert sum(part.measured for part in phases) == pytest.approx(total.measured)
+
+
+def test_without_a_part_that_is_off_the_same_way_nothing_is_blamed(drawn: Draw) -> None:
+    (stage,) = drawn.plan.stages
+    assert compare(stage, reading(stage, slower=2.0)).culprit("seconds") is None
 
 
 def test_spreads_give_median_worst_and_how_far_a_plan_was_under_the_truth(drawn: Draw) -> None:
