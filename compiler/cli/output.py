@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -93,12 +93,18 @@ class Output:
 
     def write(self, path: Path, text: str) -> None:
         """Write a file, or leave with a diagnostic where that is not possible."""
+        self.write_all({path: text})
+
+    def write_all(self, texts: Mapping[Path, str]) -> None:
+        """Write files, all or none, or leave with a diagnostic where that is not possible."""
+        from shipway.compiler.writing import write_files
+
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_files(texts)
         except OSError as error:
             reason = (error.strerror or "error").lower()
-            self.refuse("EN003", f"{path} cannot be written: {reason}", exit_codes.ENVIRONMENT)
+            names = " and ".join(map(str, texts))
+            self.refuse("EN003", f"{names} cannot be written: {reason}", exit_codes.ENVIRONMENT)
 
 
 def _console(*, stderr: bool) -> Console:

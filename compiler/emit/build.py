@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from shipway.compiler.emit.manifest import MANIFEST, Manifest, read_manifest
 from shipway.compiler.emit.model import Header, render_model
 from shipway.compiler.emit.templates import templates
 from shipway.compiler.launch.files import launch_files
+from shipway.compiler.writing import write_files
 from shipway.schemas.diagnostics import Diagnostic, Location
 from shipway.schemas.plan import Plan, canonical_json
 
@@ -114,15 +114,6 @@ def _refusal(folder: Path, edited: list[str], command: str) -> Diagnostic:
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write all texts beside their places, then move them there; on an error nothing has moved."""
-    temporary = {path: (folder / path).with_name(f".{Path(path).name}.new") for path in texts}
-    try:
-        for path, place in temporary.items():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(texts[path].encode())
-            place.chmod(0o755 if path.endswith(".sh") else 0o644)
-        for path, place in temporary.items():
-            os.replace(place, folder / path)
-    finally:
-        for place in temporary.values():
-            place.unlink(missing_ok=True)
+    """Write all texts, or none; scripts can be run."""
+    modes = {folder / path: 0o755 if path.endswith(".sh") else 0o644 for path in texts}
+    write_files({folder / path: text for path, text in texts.items()}, modes=modes)

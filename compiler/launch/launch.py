@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from shipway.compiler.launch.intact import edited_files, missing_files
 from shipway.compiler.launch.job import Programme, programme
 from shipway.compiler.launch.target import Command, Run, Target
 from shipway.compiler.launch.targets import target_named
+from shipway.compiler.writing import write_file
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.plan import Plan, content_hash
 from shipway.schemas.run import Job, RunRecord
@@ -124,18 +126,7 @@ def _start(launch: Launch, quiet_stdout: bool) -> Started:
     folder = launch.run.folder
     record.lift_halt(folder)
     left_out, warnings = _leave_out_bad_nodes(launch)
-    plan_copy = folder / "plan.json"
-    plan_copy.write_text((launch.run.build / "plan.json").read_text())
-    entry = RunRecord(
-        id=launch.run.id,
-        name=launch.plan.name,
-        plan_hash=launch.plan.hash,
-        target=launch.programme.cluster.target.kind,
-        build=str(launch.run.build),
-        launched_at=record.now(),
-        launches=launch.run.launch,
-    )
-    record.write_record(folder, entry)
+    entry = _note(launch)
     output = ""
     for command in launch.commands:
         code, text = execute(command, quiet_stdout=quiet_stdout)
@@ -147,6 +138,28 @@ def _start(launch: Launch, quiet_stdout: bool) -> Started:
     if jobs:
         record.write_record(folder, entry.model_copy(update={"jobs": jobs}))
     return Started(0, output, jobs, left_out, warnings)
+
+
+def _note(launch: Launch) -> RunRecord:
+    """Write what the run is; raises OSError where that is not possible, and then no new folder stays."""
+    folder = launch.run.folder
+    entry = RunRecord(
+        id=launch.run.id,
+        name=launch.plan.name,
+        plan_hash=launch.plan.hash,
+        target=launch.programme.cluster.target.kind,
+        build=str(launch.run.build),
+        launched_at=record.now(),
+        launches=launch.run.launch,
+    )
+    try:
+        write_file(folder / "plan.json", (launch.run.build / "plan.json").read_text())
+        record.write_record(folder, entry)
+    except OSError:
+        if not launch.continues:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return entry
 
 
 def _leave_out_bad_nodes(launch: Launch) -> tuple[tuple[str, ...], tuple[Diagnostic, ...]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shipway.compiler.launch.target import Run
+from shipway.compiler.writing import write_file
 from shipway.schemas.run import ATTEMPTS_FILE, HALT_FILE, RECORD_FILE, Attempt, Job, RunRecord
 
 CHECKPOINT_MARKER = "complete.json"
@@ -65,10 +66,7 @@ def unreadable(folder: Path) -> str | None:
 
 def write_record(folder: Path, record: RunRecord) -> None:
     """Write the record so that readers see the old one or the new one, never a part."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{RECORD_FILE}.draft"
-    draft.write_text(json.dumps(record.model_dump(mode="json"), indent=1) + "\n")
-    draft.replace(folder / RECORD_FILE)
+    write_file(folder / RECORD_FILE, json.dumps(record.model_dump(mode="json"), indent=1) + "\n")
 
 
 def read_attempts(folder: Path) -> list[Attempt]:

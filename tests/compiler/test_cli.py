@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -295,6 +298,45 @@ def test_init_is_valid_as_it_is(folder: Path, capsys: Capture) -> None:
     assert run(["init", "--force", "-q"]) == 0
     assert run(["init", "my model", "-q"]) == 0
     assert run(["validate", "my model.yaml", "-q"]) == 0
+
+
+@contextmanager
+def small_files(most_bytes: int) -> Iterator[None]:
+    """As on a full disk: what is longer cannot be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_what_was_there(folder: Path, capsys: Capture) -> None:
+    Path("old.json").write_text("mine")
+    there = sorted(folder.rglob("*"))
+    with small_files(8192):
+        for more in (
+            ["--out", "old.json"],
+            ["--out", "new/p.json"],
+            ["--trace", "t.json"],
+            ["--html", "r.html"],
+        ):
+            assert run(["plan", "mine.yaml", "-q", *more]) == 4
+        assert run(["init", "x.yaml"]) == 4
+        assert run(["build", "mine.yaml"]) == 4
+    assert capsys.readouterr().err.count("error[EN003]") == 6
+    assert sorted(folder.rglob("*")) == there
+    assert Path("old.json").read_text() == "mine"
+
+
+def test_writing_keeps_links_and_permissions(folder: Path) -> None:
+    Path("real.json").touch(0o600)
+    Path("link.json").symlink_to("real.json")
+    assert run(["plan", "mine.yaml", "-q", "--out", "link.json"]) == 0
+    assert Path("link.json").is_symlink()
+    assert Path("real.json").stat().st_mode & 0o777 == 0o600
+    assert json.loads(Path("real.json").read_text())["hash"]
+    assert run(["plan", "mine.yaml", "-q", "--out", "/dev/null"]) == 0
 
 
 def test_writing_where_that_is_impossible(folder: Path, capsys: Capture) -> None:

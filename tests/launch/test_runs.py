@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -302,6 +303,16 @@ def test_a_folder_that_cannot_be_written_is_told(whole: Path, capsys: pytest.Cap
     for runs in (whole / "file", Path("/proc/runs")):
         assert shipway(["launch", "b", "--runs", str(runs)]) == 4
         assert "error[LA007]" in capsys.readouterr().err
+
+
+def test_a_run_that_a_full_disk_cannot_note_leaves_no_folder(whole: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        assert shipway(["launch", "b"]) == 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((whole / "runs").iterdir()) == []
 
 
 def test_a_scheduler_that_is_gone_or_does_not_answer_is_told(

@@ -36,10 +36,11 @@ def command(
         help_text = "Name another file, or overwrite it with --force."
         output.refuse("EN003", summary, exit_codes.ENVIRONMENT, help_text=help_text)
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-") or "mine"
-    output.write(path, starter(name, str(SCHEMA_FOLDER / "blueprint.json")))
+    text = starter(name, str(SCHEMA_FOLDER / "blueprint.json"))
     schema = path.parent / SCHEMA_FOLDER / "blueprint.json"
     from json import dumps
 
-    output.write(schema, dumps(json_schema("blueprint"), indent=2, ensure_ascii=False) + "\n")
+    schema_text = dumps(json_schema("blueprint"), indent=2, ensure_ascii=False) + "\n"
+    output.write_all({path: text, schema: schema_text})
     output.data({"written": [str(path), str(schema)]})
     output.show(f"[bold green]✓[/] wrote {path}; next: shipway plan {path}")

@@ -36,8 +36,7 @@ def command(
         help_text = "`shipway launch` or `shipway resume` starts it."
         output.refuse("LA065", f"{found.record.id} is {state}", exit_codes.ENVIRONMENT, help_text=help_text)
     folder = found.run.folder
-    request, draft = folder / "profile.request", folder / "profile.request.draft"
-    output.write(draft, dumps({"steps": steps, "memory": memory}) + "\n")
-    draft.replace(request)
+    request = folder / "profile.request"
+    output.write(request, dumps({"steps": steps, "memory": memory}) + "\n")
     output.data({"run": found.record.id, "request": str(request), "folder": str(folder / "profiles")})
     output.show(f"asked; traces will be in {folder / 'profiles'}, the summary in `shipway watch`")
