@@ -312,6 +312,11 @@ _CODES = (
         "No published family can hold the model",
         "`export` and `import` know deepseek_v3, kimi_linear and kimi_k3; each is told with what it has not.",
     ),
+    Code(
+        "DA001",
+        "The data cannot be used as asked",
+        "A source, a folder of shards or a tokenizer is missing, there already, or of another kind.",
+    ),
     # Launching
     Code("LA001", "Not a build folder", "There is no plan.json in it.", "shipway build tiny"),
     Code(

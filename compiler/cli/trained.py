@@ -56,6 +56,9 @@ def find_checkpoint(source: Path, checkpoint: Path | None, runs: Path, output: O
     record = read_record(source)
     build = require_build(source if record is None else Path(record.build), output)
     if checkpoint is not None:
+        if not checkpoint.is_dir():
+            what = "is no folder" if checkpoint.exists() else "does not exist"
+            output.refuse("CL001", f"--checkpoint: {checkpoint} {what}", exit_codes.INVALID)
         return build, checkpoint
     if record is not None:
         return build, source / "checkpoints"

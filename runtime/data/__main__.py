@@ -1,7 +1,7 @@
 """`python -m shipway.runtime.data pack | inspect`: what `shipway data` runs.
 
 Prints one JSON object per line to stdout (progress, then the result) when --json is given, else
-text; exit code 2 for a mistake in what was asked.
+text; exit code 2 for a mistake in what was asked, which --json has as an object of diagnostics.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
+from shipway.runtime.complaint import WrongUsage, complain
 from shipway.runtime.data.errors import DataError
 from shipway.runtime.data.pack import Packed, Packing, pack
 from shipway.runtime.data.shards import PackedDocuments, open_shards
@@ -36,11 +37,15 @@ _PROGRESS_SECONDS = 5.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    as_json = "--json" in arguments
     try:
+        options = _parser().parse_args(arguments)
         (_pack if options.command == "pack" else _inspect)(options)
+    except WrongUsage as error:
+        complain(str(error), code="CL001", as_json=as_json)
+        return 2
     except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(str(error), code="DA001", as_json=as_json)
         return 2
     except BrokenPipeError:  # the reader has gone; what is still buffered must not raise again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,12 +53,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Leaves it to `main` to say what is wrong."""
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2."""
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
+        """Raise WrongUsage."""
+        raise WrongUsage(message)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,7 +1,7 @@
 """`python -m shipway.runtime.generation BUILD CHECKPOINT`: what `shipway generate` runs.
 
 Text is streamed to stdout; with --json one object is printed at the end. Which checkpoint it is from goes to
-stderr. Exit code 4 when the build, the checkpoint or the device cannot be used.
+stderr. Exit code 4 when the build, the checkpoint or the device cannot be used, 2 when it sees no pictures.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ with uncollected_imports():
     import torch
 
     from shipway.runtime.build_folder import import_model, read_plan
+    from shipway.runtime.complaint import WrongUsage, complain
     from shipway.runtime.data.errors import DataError
     from shipway.runtime.data.sources.streams import image_format
     from shipway.runtime.data.tokenizers import make_tokenizer
@@ -29,6 +30,7 @@ with uncollected_imports():
     from shipway.runtime.generation.text import Completion, Sampling, complete
     from shipway.runtime.generation.weights import choose_checkpoint, load_model, origin_of
 
+INVALID = 2
 ENVIRONMENT = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -38,8 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         _generate(options)
+    except WrongUsage as error:
+        complain(str(error), code="CL001", as_json=options.json)
+        return INVALID
     except (Fatal, DataError) as error:
-        print(f"error[EN001]: {error}", file=sys.stderr)
+        complain(str(error), code="EN001", as_json=options.json)
         return ENVIRONMENT
     except KeyboardInterrupt:
         print(flush=True)
@@ -82,6 +87,8 @@ def _device(asked: str | None) -> torch.device:
 def _generate(options: argparse.Namespace) -> None:
     plan = read_plan(options.build)
     training = plan.blueprint.training
+    if options.image and plan.blueprint.model.vision is None:
+        raise WrongUsage("--image: the model has no `vision` to see pictures with")
     device = _device(options.device)
     checkpoint = choose_checkpoint(options.checkpoint, passed_over=_say_passed_over)
     print(f"from {origin_of(checkpoint)}", file=sys.stderr, flush=True)

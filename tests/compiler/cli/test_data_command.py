@@ -30,6 +30,7 @@ def test_pack_and_inspect(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
         (["pack", "/nowhere", "-o", "out"], "/nowhere does not exist"),
         (["pack", "/nowhere", "-o", "out", "--part", "5/2"], "part 5 of 2 does not exist"),
         (["pack", "/nowhere"], "--out"),
+        (["pack", "python_stdlib", "-o", "out", "--tokenizer", "/nowhere"], "/nowhere"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(
@@ -39,3 +40,6 @@ def test_mistakes_are_one_line_and_exit_2(
     error = capfd.readouterr().err
     assert words in error
     assert "Traceback" not in error
+    assert run(["data", *arguments, "--json"]) == 2
+    (told,) = json.loads(capfd.readouterr().out)["diagnostics"]
+    assert words in told["summary"]

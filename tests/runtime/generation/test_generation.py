@@ -238,12 +238,31 @@ def test_the_runtime_takes_no_empty_share(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_model_that_does_not_see_takes_no_picture(run: Path) -> None:
     ran = generate("build", "--image", "a.png", "--device", "cpu", cwd=run)
-    assert ran.returncode == 4
-    assert "--image has images, and the model has no `vision` to see them" in ran.stderr
+    assert ran.returncode == 2
+    assert ran.stderr == "error[CL001]: --image: the model has no `vision` to see pictures with\n"
+
+
+def test_json_has_what_is_wrong_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build, first = str(run / "build"), str(run / "runs" / "first" / "checkpoints")
+    for arguments, status, words in (
+        ([first, "--weights", "average"], 4, "average"),
+        ([first, "--image", "a.png"], 2, "no `vision`"),
+        ([build], 4, "has no finished checkpoint"),
+    ):
+        assert generation([build, *arguments, "--prompt", "a", "--device", "cpu", "--json"]) == status
+        (told,) = json.loads(capsys.readouterr().out)["diagnostics"]
+        assert words in told["summary"]
+
+
+def test_a_checkpoint_that_is_not_there_is_wrong_usage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(run / "build"), "--checkpoint", "nowhere"]
+    for command in (["generate", *arguments, "-p", "a"], ["export", *arguments, "--out", "o"]):
+        assert shipway(command) == 2
+        assert "--checkpoint: nowhere does not exist" in capsys.readouterr().err
 
 
 def test_command_says_what_is_missing(run: Path) -> None:
-    for arguments in (("nothing",), ("build", "--runs", "elsewhere"), ("build", "--checkpoint", "nowhere")):
+    for arguments in (("nothing",), ("build", "--runs", "elsewhere")):
         ran = generate(*arguments, "--prompt", "a", cwd=run)
         assert ran.returncode == 4
         assert "error" in ran.stderr
