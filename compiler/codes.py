@@ -294,6 +294,12 @@ _CODES = (
         "`explain` knows diagnostic codes, fields of a blueprint, terms of a plan.",
     ),
     Code(
+        "CL004",
+        "Figures of another device",
+        "Calibrations hold shares of one device's peaks: a CPU's say nothing of a GPU, and another GPU's "
+        "are a guess.",
+    ),
+    Code(
         "IN001",
         "An internal error",
         "A mistake of Shipway's, not of yours. SHIPWAY_TRACEBACK=1 shows where; please report it with the "

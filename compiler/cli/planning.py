@@ -23,6 +23,7 @@ from shipway.schemas.plan import Plan, content_hash
 
 if TYPE_CHECKING:
     from shipway.schemas.calibration import Calibration
+    from shipway.schemas.cluster import Device
 
 CONFIG_DIR = "--config-dir="
 
@@ -54,6 +55,7 @@ def plan_blueprint(read: Read, output: Output, figures: Calibration | None = Non
     with _one_blas_thread():
         from shipway.compiler.pipeline import make_plan
 
+    check_calibration(figures, read.blueprint.cluster.device, output)
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
     made = make_plan(
@@ -100,6 +102,28 @@ def read_calibration(path: Path | None, output: Output) -> Calibration | None:
             exit_codes.INVALID,
             help_text="Make one with `shipway calibrate DEVICE --out FILE`.",
         )
+
+
+def check_calibration(figures: Calibration | None, device: Device, output: Output) -> None:
+    """Leave when the figures were measured on a CPU for a plan on GPUs, or the other way round; warn where
+    they are another GPU's, which may be as near as there are."""
+    if figures is None or figures.environment is None:
+        return
+    from shipway.compiler.launch.devices import CPU, is_named
+
+    name = figures.environment.device
+    if is_named(device, name):
+        return
+    wrong = CPU in (device.kind, name)
+    diagnostic = Diagnostic(
+        code="CL004",
+        severity="error" if wrong else "warning",
+        summary=f"the calibration {figures.name} is of {name}, and the plan is for {device.name}",
+        help="Plan without --calibration, or measure there: `shipway calibrate DEVICE --out FILE`.",
+    )
+    if wrong:
+        output.fail([diagnostic])
+    output.warn([diagnostic])
 
 
 def _placed(diagnostics: Sequence[Diagnostic], read: Read) -> list[Diagnostic]:

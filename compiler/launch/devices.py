@@ -8,9 +8,12 @@ import subprocess
 from pathlib import Path
 
 from shipway.compiler.launch.job import Programme
+from shipway.schemas.cluster import Device
 from shipway.schemas.diagnostics import Diagnostic
 
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+CPU = "cpu"
+"""How a machine without any is named, as torch does."""
 QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 
 
@@ -23,6 +26,13 @@ def devices_here(kind: str) -> list[str]:
     answer = subprocess.run(QUERY, capture_output=True, text=True, check=False)
     names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     return names if answer.returncode == 0 else []
+
+
+def is_named(device: Device, name: str) -> bool:
+    """Whether a device that names itself so is of this type; names of GPUs are only told apart under CUDA."""
+    if device.kind == "cpu" or name == CPU:
+        return device.kind == "cpu" and name == CPU
+    return device.kind != "cuda" or not device.reported_names or name.startswith(device.reported_names)
 
 
 def device_diagnostics(programme: Programme) -> list[Diagnostic]:
@@ -46,10 +56,7 @@ def device_diagnostics(programme: Programme) -> list[Diagnostic]:
                 help="launch it where the devices are, name the cluster's target, or plan for this machine",
             )
         ]
-    known = device.reported_names
-    strange = sorted(
-        {name for name in names if device.kind == "cuda" and known and not name.startswith(known)}
-    )
+    strange = sorted({name for name in names if not is_named(device, name)})
     if not strange:
         return []
     return [

@@ -507,6 +507,43 @@ def test_calibrate_writes_what_plan_then_uses_and_names(folder: Path, capsys: Ca
     assert after["stages"][0]["step_seconds"] > before["stages"][0]["step_seconds"]
 
 
+def calibration_of(device: str, folder: Path) -> str:
+    """A file of h200's default figures, as if measured on the named device."""
+    rows = {
+        "name": "mine",
+        "environment": {"device": device, "devices": 1, "torch": "2", "date": "2026-01-02", "command": "x"},
+        "memory_bytes": 0,
+        "context_bytes": 0,
+        "rows": [],
+    }
+    (folder / "rows.json").write_text(json.dumps(rows))
+    assert run(["calibrate", "h200", "--rows", "rows.json", "--out", "mine.json", "--quiet"]) == 0
+    return "mine.json"
+
+
+def test_calibrate_measures_only_the_device_it_is_asked_for(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run(["calibrate", "h200", "--quick", "--out", "mine.json"]) == 4
+    assert "a calibration of H200 cannot be measured here" in capsys.readouterr().err
+    assert not (folder / "mine.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "status", "says"),
+    [("cpu", 2, "error[CL004]"), ("NVIDIA H100", 0, "warning[CL004]"), ("NVIDIA H200", 0, "")],
+)
+def test_a_calibration_of_another_device_does_not_pass_unseen(
+    device: str, status: int, says: str, folder: Path, capsys: Capture
+) -> None:
+    file = calibration_of(device, folder)
+    assert run(["plan", "tiny", "cluster=h200_1", "--calibration", file]) == status
+    error = capsys.readouterr().err
+    assert says in error
+    assert ("CL004" in error) == bool(says)
+
+
 @pytest.mark.parametrize(
     "arguments", [["cpux"], ["cpu", "--rows", "nowhere.json"], ["cpu", "--rows", "mine.yaml"]]
 )

@@ -5,6 +5,7 @@ Measuring is the runtime's, in processes of its own; the curves are fitted here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,7 @@ def command(
 
     output = Output(as_json=json, quiet=quiet)
     figures = _device(device, output)
-    measured = _read(rows, output) if rows else _measure(out, processes, quick, name, output)
+    measured = _read(rows, output) if rows else _measure_here(figures, out, processes, quick, name, output)
     result = calibrate(measured, figures)
     output.write(out, canonical_json(result))
     output.note(f"calibration written to {out}: shipway plan BLUEPRINT --calibration {out}")
@@ -73,6 +74,36 @@ def _device(name: str, output: Output) -> Device:
         help_text = did_you_mean(name, known) or "Devices: " + ", ".join(known)
         output.refuse("CL002", f"there is no device `{name}`", exit_codes.INVALID, help_text=help_text)
     return Device.from_data(read_document(found).data)
+
+
+def _measure_here(
+    device: Device, out: Path, processes: int, quick: bool, name: str | None, output: Output
+) -> Measurements:
+    """Measure, or leave where the driver, or else torch, finds no such device on this machine."""
+    from shipway.compiler.cli.measuring import gpus_here
+    from shipway.compiler.launch.devices import CPU, devices_here
+
+    kind = "cuda" if device.kind == "cpu" else device.kind
+    _refuse_others(device, devices_here(kind) if gpus_here(kind) else [CPU], output)
+    measured = _measure(out, processes, quick, name, output)
+    _refuse_others(device, [measured.environment.device], output)
+    return measured
+
+
+def _refuse_others(device: Device, names: Sequence[str], output: Output) -> None:
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.launch.devices import CPU, is_named
+
+    if any(is_named(device, name) for name in names):
+        return
+    here = "no GPU that torch can use" if CPU in names else ", ".join(dict.fromkeys(names))
+    hide = "hide the GPUs (CUDA_VISIBLE_DEVICES=)" if device.kind == "cpu" else "measure where one is"
+    output.refuse(
+        "EN001",
+        f"a calibration of {device.name} cannot be measured here: this machine has {here}",
+        exit_codes.ENVIRONMENT,
+        help_text=f"Name the device that is here, {hide}, or fit rows measured there: --rows FILE.",
+    )
 
 
 def _measure(out: Path, processes: int, quick: bool, name: str | None, output: Output) -> Measurements:

@@ -159,13 +159,15 @@ def _serving(
     out: Path | None,
     output: Output,
 ) -> None:
-    from shipway.compiler.cli.planning import read_blueprint, read_calibration
+    from shipway.compiler.cli.planning import check_calibration, read_blueprint, read_calibration
     from shipway.compiler.render.serving import render_serving
     from shipway.compiler.serving import serving
     from shipway.schemas.plan import canonical_json
 
     read = read_blueprint(name, overrides, config_dir, output)
-    capacity = serving(read.blueprint, read_calibration(calibration, output))
+    figures = read_calibration(calibration, output)
+    check_calibration(figures, read.blueprint.cluster.device, output)
+    capacity = serving(read.blueprint, figures)
     if out is not None:
         output.write(out, canonical_json(capacity))
         output.note(f"serving capacity written to {out}")

@@ -93,10 +93,11 @@ def _draws(
 ) -> list[Draw]:
     from shipway.compiler.campaign import LONGEST_STEP_SECONDS, draw
     from shipway.compiler.cli import exit_codes
-    from shipway.compiler.cli.planning import read_blueprint
+    from shipway.compiler.cli.planning import check_calibration, read_blueprint
     from shipway.compiler.render import units
 
     cluster: Cluster = read_blueprint(source, overrides, config_dir, output).blueprint.cluster
+    check_calibration(figures, cluster.device, output)
     drawn = (draw(seed, index, cluster, near_limit, figures) for index in range(number))
     found = [each for each in drawn if each is not None]
     if not found:
