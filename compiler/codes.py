@@ -389,7 +389,9 @@ _CODES = (
         "Its run.json was cut, edited, or is not yours to read.",
     ),
     Code("LA064", "A scheduler's command is missing", "Ask where the cluster's commands are: a login node."),
-    Code("LA065", "The run is not running", "Only a running job can be profiled: launch or resume it first."),
+    Code(
+        "LA065", "The run is not running", "Only a running job can be profiled; a done one has no more steps."
+    ),
 )
 
 

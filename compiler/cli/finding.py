@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,19 +30,40 @@ RunName = Annotated[
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs.")]
 
 
-def find_run(name: str | None, runs: Path, output: Output) -> Found:
-    """The run, or leave with what there is instead."""
+def find_run(
+    name: str | None, runs: Path, output: Output, *, several: Literal["note", "refuse"] | None = None
+) -> Found:
+    """The run, or leave with what there is instead.
+
+    Without a name it is the newest; `several` says what to do then where more than one is running.
+    """
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.launch.runs import find
 
     found = find(runs, name)
     if found is not None:
+        if name is None and several is not None:
+            _tell_of_several(found, runs, output, refuse=several == "refuse")
         return found
     refuse_unreadable([Path(name), runs / name] if name else sorted(runs.glob("*/")), output)
     known = sorted(path.parent.name for path in runs.glob("*/run.json"))
     summary = f"there is no run {name!r}" if name else f"there is no run in {runs}"
     names = f"Runs here: {', '.join(known[-5:])}." if known else "`shipway launch FOLDER` starts one."
     output.refuse("LA060", summary, exit_codes.ENVIRONMENT, file=str(runs), help_text=names)
+
+
+def _tell_of_several(found: Found, runs: Path, output: Output, *, refuse: bool) -> None:
+    """Where more than one run is running, say which one is taken, or leave: a name is needed."""
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.launch.runs import running
+
+    names = [each.record.id for each in running(runs)]
+    if len(names) < 2:
+        return
+    if refuse:
+        help_text = f"Name one of them: {', '.join(names)}."
+        output.refuse("CL001", f"{len(names)} runs are running", exit_codes.INVALID, help_text=help_text)
+    output.note(f"{len(names)} runs are running ({', '.join(names)}): this is {found.record.id}")
 
 
 def refuse_unreadable(folders: Sequence[Path], output: Output) -> None:

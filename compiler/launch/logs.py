@@ -52,19 +52,43 @@ def marked(lines: Iterable[str], only: int | None) -> Iterator[Line]:
 
 
 def log_files(folder: Path, *, attempt: int | None = None, rank: int | None = None) -> list[LogFile]:
-    """Files of a run, oldest first; of one machine those of the newest attempt, or of one."""
+    """Files of a run, oldest first; of one machine those of one attempt, by default the last that wrote."""
     shared = sorted((folder / "logs").glob("*"), key=lambda path: path.stat().st_mtime)
     if shared and attempt is None:
         return [LogFile(path, only=rank) for path in shared]
-    numbers = sorted(int(path.name) for path in (folder / "attempts").glob("*") if path.name.isdigit())
-    if not numbers:
-        return []
-    found = []
-    for path in sorted((folder / "attempts" / str(attempt or numbers[-1]) / "logs").rglob("*.log")):
-        match = _OF_RANK.search(path.as_posix())
-        if match and rank in (None, int(match.group(1))):
-            found.append(LogFile(path, int(match.group(1))))
-    return found
+    if attempt is None:
+        attempt = last_written(folder)
+    return [] if attempt is None else [file for file in _of(folder, attempt) if rank in (None, file.rank)]
+
+
+def attempts(folder: Path) -> list[int]:
+    """Numbers of the attempts that have a folder for logs of their own, in order."""
+    return sorted(int(path.name) for path in (folder / "attempts").glob("*") if path.name.isdigit())
+
+
+def last_written(folder: Path) -> int | None:
+    """The last attempt in which any rank wrote something, else the newest; None when there is none."""
+    numbers = attempts(folder)
+    written = (n for n in reversed(numbers) if any(file.path.stat().st_size for file in _of(folder, n)))
+    return next(written, numbers[-1] if numbers else None)
+
+
+def ranks(folder: Path, *, attempt: int | None = None) -> list[int]:
+    """Ranks that have logs, in order; where they share files, those that have written."""
+    found: set[int | None] = set()
+    for file in log_files(folder, attempt=attempt):
+        if file.rank is not None:
+            found.add(file.rank)
+        else:
+            found.update(line.rank for line in read_lines([file]))
+    return sorted(rank for rank in found if rank is not None)
+
+
+def _of(folder: Path, attempt: int) -> list[LogFile]:
+    """Files of all ranks of one attempt."""
+    paths = sorted((folder / "attempts" / str(attempt) / "logs").rglob("*.log"))
+    matches = [(path, _OF_RANK.search(path.as_posix())) for path in paths]
+    return [LogFile(path, int(match.group(1))) for path, match in matches if match]
 
 
 def read_lines(files: list[LogFile]) -> Iterator[Line]:

@@ -66,6 +66,26 @@ def find(runs: Path, name: str | None) -> Found | None:
     return Found(Run(folder.resolve(), Path(entry.build)), entry, target_named(entry.target))
 
 
+def running(runs: Path) -> list[Found]:
+    """Runs that are running and were not told to stop, newest first."""
+    found = []
+    for run, entry in record.all_runs(runs):
+        # No scheduler is asked about a run that is over.
+        each = None if _is_over(run.folder, entry) else find(runs, str(run.folder))
+        if each is not None and status(each).state == "running":
+            found.append(each)
+    return found
+
+
+def _is_over(folder: Path, entry: RunRecord) -> bool:
+    """Whether a run's own folder says that it was told to stop, or has finished."""
+    if (folder / HALT_FILE).exists():
+        return True
+    if entry.jobs:  # the trainer is done with a stage, not with the run
+        return record.is_done(folder, tuple(job.stage for job in entry.jobs))
+    return record.run_status(folder).get("state") == "done"
+
+
 def status(found: Found) -> RunStatus:
     """The scheduler's word where there is a scheduler, the run's own folder elsewhere."""
     folder = found.run.folder

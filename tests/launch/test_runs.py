@@ -110,6 +110,84 @@ def test_logs_name_the_rank_of_each_line(runs: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "[rank 1] hello from 1\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rank", "7"), "Ranks there are: 0, 1."),
+        (("--rank", "-1"), "Ranks there are: 0, 1."),
+        (("--attempt", "9"), "Attempts there are: 1, 2."),
+        (("--attempt", "-1", "-f"), "Attempts there are: 1, 2."),
+        (("--rank", "7", "--attempt", "1"), "Ranks there are: 0, 1."),
+    ],
+)
+def test_ranks_and_attempts_that_are_not_there_are_wrong_usage(
+    options: tuple[str, ...], words: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "new" / "attempts" / "2").mkdir()
+    assert shipway(["logs", *options, "--runs", str(runs)]) == 2
+    told = capsys.readouterr()
+    assert (told.out, words in told.err) == ("", True)
+
+
+def test_logs_of_nodes_that_share_files_know_the_ranks_that_wrote(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "new" / "logs").mkdir()
+    (runs / "new" / "logs" / "node1.log").write_text("starting\n[rank 3] hello\n")
+    assert shipway(["logs", "--rank", "3", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out == "[rank 3] hello\n"
+    assert shipway(["logs", "--rank", "4", "--runs", str(runs)]) == 2
+    assert "Ranks there are: 3." in capsys.readouterr().err
+
+
+def test_logs_are_of_the_last_attempt_that_wrote_something(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = runs / "new" / "attempts" / "2" / "logs" / "x" / "attempt_0" / "0"
+    logs.mkdir(parents=True)
+    (logs / "stdout.log").touch()
+    assert shipway(["logs", "--runs", str(runs)]) == 0
+    told = capsys.readouterr()
+    assert told.out == "[rank 0] hello from 0\n[rank 1] hello from 1\n"
+    assert told.err == "attempt 2 has written nothing: this is attempt 1\n"
+    assert shipway(["logs", "--attempt", "2", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().err == "nothing was written yet\n"
+
+
+def test_a_run_that_is_done_is_neither_resumed_nor_profiled(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "new" / "status.json").write_text(json.dumps({"state": "done"}))
+    before = sorted(runs.rglob("*"))
+    assert shipway(["resume", "new", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().err.startswith("new is done")
+    assert shipway(["resume", "new", "--runs", str(runs), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "done"
+    assert shipway(["profile", "new", "--runs", str(runs)]) == 4
+    told = capsys.readouterr().err
+    assert "new is done" in told
+    assert "resume" not in told
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_of_several_running_runs_stop_wants_a_name_and_others_tell_which(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with process_named("shipway.runtime.supervisor") as pid:
+        for name in ("old", "new"):
+            (runs / name / "status.json").write_text(json.dumps({"state": "running"}))
+            (runs / name / "supervisor.pid").write_text(f"{pid}\n{socket.gethostname()}\n")
+        assert shipway(["stop", "--runs", str(runs)]) == 2
+        assert "Name one of them: new, old." in capsys.readouterr().err
+        for command in ("logs", "profile"):
+            assert shipway([command, "--runs", str(runs)]) == 0
+            assert "2 runs are running (new, old): this is new" in capsys.readouterr().err
+        (runs / "old" / "halt").touch()
+        assert shipway(["logs", "--runs", str(runs)]) == 0
+        assert capsys.readouterr().err == ""
+    assert not (runs / "new" / "halt").exists()
+
+
 def test_stop_keeps_a_run_down_and_a_launch_lifts_it(runs: Path) -> None:
     assert shipway(["stop", "new", "--runs", str(runs), "--quiet"]) == 0
     assert (runs / "new" / "halt").exists()

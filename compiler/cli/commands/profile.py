@@ -30,10 +30,14 @@ def command(
     from shipway.compiler.launch.runs import status
 
     output = Output(as_json=json, quiet=quiet)
-    found = find_run(name, runs, output)
+    found = find_run(name, runs, output, several="note")
     state = status(found).state
     if state != "running":
         help_text = "`shipway launch` or `shipway resume` starts it."
+        if state == "done":
+            help_text = (
+                "All its stages are trained; `shipway launch BUILD --new` starts another run of its build."
+            )
         output.refuse("LA065", f"{found.record.id} is {state}", exit_codes.ENVIRONMENT, help_text=help_text)
     folder = found.run.folder
     request = folder / "profile.request"

@@ -32,8 +32,13 @@ def command(
 
     output = Output(as_json=json, quiet=quiet)
     found = find_run(name, runs, output)
-    refuse_unless_at_rest(found, output)
+    at_rest = refuse_unless_at_rest(found, output)
     folder = found.run.folder
+    if at_rest == "done":
+        run: dict[str, object] = {"run": found.record.id, "folder": str(folder), "state": at_rest}
+        output.data({**run, "continues": True, "jobs": [], "left_out": [], "status": 0})
+        output.note(f"{found.record.id} is done: all its stages are trained, and there is nothing to resume")
+        return
     ready = launching.prepare(found.run.build, folder.parent, run_id=folder.name)
     if isinstance(ready, launching.Refusal):
         output.fail(ready.diagnostics, ready.code)

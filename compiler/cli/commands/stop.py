@@ -22,7 +22,7 @@ def command(
     from shipway.compiler.launch.runs import is_forgotten
 
     output = Output(as_json=json, quiet=quiet)
-    found = find_run(name, runs, output)
+    found = find_run(name, runs, output, several="refuse")
     commands = found.target.cancel(found.record, found.run)
     try:
         record.halt(found.run.folder)  # before the signal, so that nothing is brought back in between
