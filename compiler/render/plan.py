@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.rule import Rule
 from rich.text import Text
 
@@ -141,7 +141,7 @@ def _memory(stage: StagePlan) -> Iterable[RenderableType]:
         f" outside the allocator {units.gibibytes(worst.outside_bytes)}",
         style="dim",
     )
-    yield _bar(worst)
+    yield _Bar(worst)
     table = Columns(("", "left"), ("size", "right"), ("", "left"))
     shown, rest = worst.items[:ITEMS], worst.items[ITEMS:]
     for item in shown:
@@ -155,9 +155,20 @@ def _memory(stage: StagePlan) -> Iterable[RenderableType]:
         yield Text(f"Pipeline ranks in order, GiB: {each}", style="dim")
 
 
-def _bar(budget: MemoryBudget) -> Text:
-    """The budget as a bar that is as long as the device's memory."""
-    scale = BAR_COLUMNS / max(budget.capacity_bytes, budget.peak_bytes)
+class _Bar:
+    """The budget as a bar that is as long as the device's memory, in one line."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        share = f" {self.budget.peak_bytes / self.budget.capacity_bytes:.0%}"
+        columns = min(BAR_COLUMNS, options.max_width - len(share))
+        yield Text.assemble(_bar(self.budget, columns), share, no_wrap=True)
+
+
+def _bar(budget: MemoryBudget, columns: int) -> Text:
+    scale = columns / max(budget.capacity_bytes, budget.peak_bytes)
     bar, position, drawn = Text(), 0.0, 0
     order = list(CATEGORY_STYLE)
     for item in sorted(budget.items, key=lambda item: (order.index(item.category), -item.bytes)):
@@ -166,7 +177,6 @@ def _bar(budget: MemoryBudget) -> Text:
         bar.append("█" * cells, style=CATEGORY_STYLE[item.category])
         drawn += cells
     bar.append("░" * max(round(budget.capacity_bytes * scale) - drawn, 0), style="dim")
-    bar.append(f" {budget.peak_bytes / budget.capacity_bytes:.0%}")
     return bar
 
 

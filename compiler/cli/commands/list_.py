@@ -10,11 +10,10 @@ from shipway.compiler.cli.options import Json, Quiet
 
 def command(runs: Runs = Path("runs"), json: Json = False, quiet: Quiet = False) -> None:
     """List the runs, newest first."""
-    from rich.table import Table
-
     from shipway.compiler.cli.output import Output
     from shipway.compiler.launch.record import all_runs
     from shipway.compiler.launch.runs import find, status
+    from shipway.compiler.render.columns import Columns
 
     output = Output(as_json=json, quiet=quiet)
     rows = []
@@ -37,7 +36,8 @@ def command(runs: Runs = Path("runs"), json: Json = False, quiet: Quiet = False)
     if not rows:
         output.show(f"no runs in {runs}")
         return
-    table = Table("run", "target", "state", "step", "launched", box=None)
+    names = ("run", "target", "state", "step", "launched")
+    table = Columns(*((name, "right" if name == "step" else "left") for name in names), wrap=False)
     for row in rows:
         table.add_row(*(str(row[key]) for key in ("run", "target", "state", "step", "launched_at")))
     output.show(table)

@@ -9,9 +9,8 @@ from shipway.compiler.cli.finding import RunName, Runs
 from shipway.compiler.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from shipway.compiler.launch.runs import RunStatus
+    from shipway.compiler.render.columns import Columns
 
 
 def command(
@@ -60,10 +59,11 @@ def files_of(folder: Path, checkpoint: Path | None) -> list[tuple[str, Path]]:
     return [(name, path) for name, path in named if path is not None and path.exists()]
 
 
-def _table(state: RunStatus) -> Table:
-    from rich.table import Table
+def _table(state: RunStatus) -> Columns:
+    from shipway.compiler.render.columns import Columns
 
-    table = Table("", "stage", "job", "state", "nodes", "ended", box=None)
+    names = ("", "stage", "job", "state", "nodes", "ended")
+    table = Columns(*((name, "left") for name in names), wrap=False)
     for attempt in state.attempts:
         cells = (attempt.stage, attempt.job, attempt.reason, attempt.nodes, attempt.ended_at)
         table.add_row(f"attempt {attempt.number}", *cells)
