@@ -44,6 +44,15 @@ class Device(Schema):
     source: str
     """Where the figures were read."""
 
+    def answers_to(self, name: str) -> bool:
+        """Whether a driver that gives `name` speaks of this device; any does where no names are known.
+
+        What follows a known name is its variant ("NVIDIA H200 NVL"), unless it goes on as a word (H20, H200).
+        """
+        known = self.reported_names
+        rests = [name.removeprefix(start) for start in known if name.startswith(start)]
+        return not known or any(not rest[:1].isalnum() for rest in rests)
+
 
 class Network(Schema):
     """The scale-out network."""

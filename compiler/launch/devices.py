@@ -32,7 +32,7 @@ def is_named(device: Device, name: str) -> bool:
     """Whether a device that names itself so is of this type; names of GPUs are only told apart under CUDA."""
     if device.kind == "cpu" or name == CPU:
         return device.kind == "cpu" and name == CPU
-    return device.kind != "cuda" or not device.reported_names or name.startswith(device.reported_names)
+    return device.kind != "cuda" or device.answers_to(name)
 
 
 def device_diagnostics(programme: Programme) -> list[Diagnostic]:

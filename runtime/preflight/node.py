@@ -58,9 +58,9 @@ def judge_devices(cluster: Cluster, code: int, listing: str) -> Iterator[Check]:
         "devices", len(rows) == cluster.devices_per_node, str(len(rows)), str(cluster.devices_per_node)
     )
     names = sorted({row[0] for row in rows})
-    known = cluster.device.reported_names
-    right = not known or all(name.startswith(known) for name in names)
-    yield judged("type", right, ", ".join(names), " or ".join(known) or cluster.device.name)
+    device = cluster.device
+    right = all(device.answers_to(name) for name in names)
+    yield judged("type", right, ", ".join(names), " or ".join(device.reported_names) or device.name)
     drivers = sorted({row[1] for row in rows})
     yield judged("driver", len(drivers) == 1, ", ".join(drivers))
     broken = [f"GPU {index}: {row[2]}" for index, row in enumerate(rows) if row[2].isdigit() and int(row[2])]

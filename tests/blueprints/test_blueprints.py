@@ -164,3 +164,19 @@ def test_json_schema_lets_anything_be_an_interpolation() -> None:
 @cache
 def _schemas() -> dict[str, Any]:
     return {group: json_schema(group) for group in GROUPS}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name", "expected"),
+    [
+        ("h20_16x8", "NVIDIA H20", True),
+        ("h20_16x8", "NVIDIA H200", False),
+        ("h200_8", "NVIDIA H200 NVL", True),
+        ("a100_16x8", "NVIDIA A100-SXM4-80GB", True),
+    ],
+)
+def test_a_device_answers_to_its_name_and_not_to_a_longer_one(
+    cluster: str, name: str, expected: bool
+) -> None:
+    blueprint, _ = validate(compose("llama31_8b", (f"cluster={cluster}",), None))
+    assert blueprint.cluster.device.answers_to(name) is expected
