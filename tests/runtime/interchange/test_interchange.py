@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from shipway.compiler.compose import compose
 from shipway.compiler.emit.build import build as write_build
+from shipway.compiler.starter import starter
+from shipway.compiler.validate import validate
 from shipway.runtime.build_folder import import_model
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.generation.weights import load_model, save_weights
@@ -248,6 +251,13 @@ def test_settings_that_a_refusal_names_make_the_model_one_of_the_family() -> Non
     help_line, *settings = (line.strip() for line in refused.value.way_out.splitlines())
     assert family_of(plan_of("tiny", *settings).blueprint.model) == "kimi_k3"
     assert help_line.startswith("For kimi_k3, ")
+
+
+def test_the_blueprint_that_init_writes_can_be_exported(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(starter("mine", "schema.json"))
+    blueprint, _ = validate(compose(str(tmp_path / "mine.yaml"), (), None))
+    assert blueprint is not None
+    assert family_of(blueprint.model) == "kimi_k3"
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
