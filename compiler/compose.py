@@ -75,7 +75,14 @@ def _locate(name: str, search: Any) -> Path | Diagnostic:
     from shipway.compiler.suggest import did_you_mean, ordered
 
     path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml") or "/" in name or path.is_dir():
+    if name in ("-", "/dev/stdin"):
+        return Diagnostic(
+            code="BP001",
+            summary="a blueprint is not read from standard input",
+            where=Location(file=name),
+            help="Write it to a file first: plans and builds name where they come from.",
+        )
+    if path.suffix in (".yaml", ".yml", ".json") or "/" in name or path.is_dir():
         if path.is_file() and path.suffix in (".yaml", ".yml"):
             return path
         if path.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,6 +153,8 @@ def load_plan(name: str, output: Output) -> Plan:
     path = Path(name)
     path = path / "plan.json" if path.is_dir() else path
     help_text = "Make it anew with `shipway plan NAME --out FILE`."
+    if Path(name).is_dir():
+        help_text = f"Write it anew: shipway build BLUEPRINT --out {shlex.quote(name)} --force"
     try:
         text = path.read_text(encoding="utf-8")
         plan = Plan.model_validate_json(text)
@@ -164,6 +167,8 @@ def load_plan(name: str, output: Output) -> Plan:
         )
     if plan.hash != plan.sealed().hash:
         summary = "the plan does not match its own hash: it was edited or cut"
+        if Path(name).is_dir() and plan.origin:
+            help_text = f"Change the blueprint, then write it anew: {build_again(plan, Path(name))} --force"
         output.refuse("PL011", summary, exit_codes.INVALID, file=str(path), help_text=help_text)
     return plan
 
@@ -196,12 +201,15 @@ def plan_source(
     figures: Calibration | None = None,
 ) -> Plan:
     """The plan of a plan file, which must be current, or of a blueprint, which is planned now."""
+    if Path(source).suffix == ".json" and not Path(source).exists():
+        help_text = "`shipway plan BLUEPRINT --out FILE` writes one."
+        output.refuse("PL011", f"there is no plan file {source}", exit_codes.INVALID, help_text=help_text)
     if is_plan_file(source):
         if overrides:
             summary = "a plan is frozen, so overrides cannot change it"
             output.refuse("CL001", summary, exit_codes.INVALID, help_text="Give them to `shipway plan`.")
         plan = load_plan(source, output)
-        refuse_stale(plan, output)
+        refuse_stale(plan, output, Path(source))
         return plan
     read = read_blueprint(source, overrides, config_dir, output)
     if not output.as_json:
@@ -209,8 +217,13 @@ def plan_source(
     return plan_blueprint(read, output, figures)
 
 
-def refuse_stale(plan: Plan, output: Output) -> None:
-    """Leave with status 5 when the blueprint has changed since the plan was made."""
+def build_again(plan: Plan, folder: Path) -> str:
+    """The command that makes a build folder of this plan's blueprint anew."""
+    return shlex.join(["shipway", "build", *plan.origin, "--out", str(folder)])
+
+
+def refuse_stale(plan: Plan, output: Output, place: Path) -> None:
+    """Leave with status 5 when the blueprint has changed since the plan in `place` was made."""
     if not plan.origin:
         output.note(
             "The plan does not say which blueprint it was made from, so nothing checks that it is current."
@@ -224,23 +237,26 @@ def refuse_stale(plan: Plan, output: Output) -> None:
         output.note(f"The blueprint {name} is not here, so nothing checks that the plan is current.")
         return
     blueprint, diagnostics = validate(composed)
-    command = "shipway plan " + " ".join(_quoted(plan.origin)) + " --out FILE"
+    if place.is_dir():
+        again = f"Build again: {build_again(plan, place)} (with --force where you have edited its files)"
+    else:
+        again = f"Plan again: {shlex.join(['shipway', 'plan', *plan.origin, '--out', str(place)])}"
     if blueprint is None:
-        stale = _stale(f"the blueprint {name} is not valid any more", command, ())
+        stale = _stale(f"the blueprint {name} is not valid any more", name, again, ())
         output.fail([stale, *(d for d in diagnostics if d.severity == "error")], exit_codes.STALE)
     if content_hash(blueprint) != plan.blueprint_hash:
         changes = tuple(_changes(plan.blueprint, blueprint))
         summary = f"the blueprint {name} has changed since this plan was made"
-        output.fail([_stale(summary, command, changes)], exit_codes.STALE)
+        output.fail([_stale(summary, name, again, changes)], exit_codes.STALE)
 
 
-def _stale(summary: str, command: str, changes: tuple[str, ...]) -> Diagnostic:
+def _stale(summary: str, name: str, again: str, changes: tuple[str, ...]) -> Diagnostic:
     return Diagnostic(
         code="PL010",
         summary=summary,
-        where=Location(file=command.split()[2]),
+        where=Location(file=name),
         because=changes[:8],
-        help=f"Plan again: {command}",
+        help=again,
     )
 
 
@@ -249,12 +265,6 @@ def _changes(old: Blueprint, new: Blueprint) -> list[str]:
 
     found = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
     return [change.words() for change in found]
-
-
-def _quoted(words: Sequence[str]) -> list[str]:
-    import shlex
-
-    return [shlex.quote(word) for word in words]
 
 
 def warnings_json(diagnostics: Sequence[Diagnostic]) -> list[object]:

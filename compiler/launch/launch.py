@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,7 +200,7 @@ def read_plan(build: Path) -> Plan | Refusal:
                     code="LA002",
                     summary=f"{path} is not a plan of this version of Shipway",
                     because=(f"{'.'.join(map(str, first['loc']))}: {first['msg']}",),
-                    help="plan and build again",
+                    help=f"build again: shipway build BLUEPRINT --out {shlex.quote(str(build))} --force",
                 )
             ],
         )
@@ -207,7 +208,8 @@ def read_plan(build: Path) -> Plan | Refusal:
         edited = Diagnostic(
             code="LA003",
             summary=f"{path} was edited after it was planned: its hash no longer fits",
-            help="change the blueprint instead, then plan and build again",
+            help="change the blueprint instead, then build again: shipway build BLUEPRINT"
+            f" --out {shlex.quote(str(build))} --force",
         )
         return Refusal(STALE_CODE, [edited])
     return plan

@@ -241,7 +241,10 @@ def test_stale_plan_is_refused(folder: Path, capsys: Capture) -> None:
         error = capsys.readouterr().err
         assert "error[PL010]" in error
         assert "~ model.feed_forward.experts.active: 2 → 3" in error
-        assert "shipway plan mine.yaml training.seed=4" in error
+        again = (
+            "build mine.yaml training.seed=4 --out build/whole" if "build/whole" in arguments else "plan mine"
+        )
+        assert f"gain: shipway {again}" in error
     write(folder, "nonsense: [")
     assert run(["build", "p.json", "--json"]) == 5
     assert isinstance(data(capsys), dict)
@@ -281,6 +284,39 @@ def test_launch_refuses_a_folder_that_is_no_build(folder: Path, capsys: Capture)
     (folder / "empty").mkdir()
     assert run(["launch", "empty"]) == 4
     assert "error[EN002]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["build", "nosuch.json"], "there is no plan file nosuch.json"),
+        (["launch", "nosuch.json"], "there is no plan file nosuch.json"),
+        (["validate", "nosuch.json"], "there is no file nosuch.json"),
+        (["launch", "nosuch"], "there is no build folder nosuch, and no blueprint of this name"),
+        (["launch", "build/nosuch"], "there is no build folder build/nosuch"),
+        (["plan", "-"], "not read from standard input"),
+        (["plan", "/dev/stdin"], "Write it to a file first"),
+    ],
+)
+def test_what_is_not_there_is_called_what_was_meant(
+    arguments: list[str], says: str, folder: Path, capsys: Capture
+) -> None:
+    assert run(arguments) in (2, 4)
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_build_that_was_edited_or_is_stale_names_how_to_build_again(folder: Path, capsys: Capture) -> None:
+    assert run(["build", "mine.yaml", "-q"]) == 0
+    file = folder / "build/whole/plan.json"
+    edited = file.read_text().replace('"layers": 4', '"layers": 6')
+    assert edited != file.read_text()
+    file.write_text(edited)
+    assert run(["launch", "build/whole", "--dry-run"]) == 2
+    assert "shipway build mine.yaml --out build/whole --force" in capsys.readouterr().err
+    assert run(["build", "mine.yaml", "-q", "--force"]) == 0
+    write(folder, changed("active: 2", "active: 3"))
+    assert run(["launch", "build/whole", "--dry-run"]) == 5
+    assert "Build again: shipway build mine.yaml --out build/whole" in capsys.readouterr().err
 
 
 def test_frozen_things_take_no_overrides(folder: Path, capsys: Capture) -> None:

@@ -89,16 +89,39 @@ def _folder(source: str, overrides: list[str] | None, config_dir: Path | None, o
         if overrides:
             summary = "a build is frozen, so overrides cannot change it"
             output.refuse("CL001", summary, exit_codes.INVALID, help_text="Give them to `shipway plan`.")
-        refuse_stale(load_plan(source, output), output)
+        refuse_stale(load_plan(source, output), output, path)
         return path
     if (path / MANIFEST).is_file():
         output.fail(missing_files(path, "shipway build BLUEPRINT"), exit_codes.ENVIRONMENT)
     if path.is_dir():
         summary = f"{source} is no build folder: it has no plan.json"
         output.refuse("EN002", summary, exit_codes.ENVIRONMENT, help_text="Write one with `shipway build`.")
+    if not path.suffix and not path.exists():
+        _refuse_unless_blueprint(source, config_dir, output)
     built = build_source(source, overrides, config_dir, None, False, output)
     output.note(f"built {built.folder}")
     return built.folder
+
+
+def _refuse_unless_blueprint(source: str, config_dir: Path | None, output: Output) -> None:
+    """Leave when what is named is no build folder, and no blueprint either."""
+    from shipway.compiler.cli import exit_codes
+    from shipway.compiler.cli.building import BUILDS
+    from shipway.compiler.groups import SearchPath, our_folder
+    from shipway.compiler.suggest import did_you_mean
+
+    search = SearchPath((*([config_dir] if config_dir is not None else []), our_folder()))
+    if "/" in source:
+        summary, help_text = f"there is no build folder {source}", ""
+    elif search.find(source) is None:
+        summary = f"there is no build folder {source}, and no blueprint of this name"
+        help_text = did_you_mean(source, search.options(""))
+        if (BUILDS / source / "plan.json").is_file():
+            help_text = f"Did you mean the build folder `{BUILDS / source}`?"
+    else:
+        return
+    help_text = help_text or "`shipway build BLUEPRINT` writes one."
+    output.refuse("EN002", summary, exit_codes.ENVIRONMENT, help_text=help_text)
 
 
 def _refuse_if_led_here(ready: Launch, runs: Path, output: Output) -> None:
