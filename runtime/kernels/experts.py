@@ -151,7 +151,7 @@ class _Unpermute(torch.autograd.Function):
 @fuse
 def _weighted_sum(rows: Tensor, weights: Tensor, place: Tensor) -> Tensor:
     """sum_i weights[t, i] * rows[place[t k + i]], [T, D]."""
-    choices = widen(rows.index_select(0, place)).view(*weights.shape, -1)
+    choices = widen(rows.index_select(0, place)).view(*weights.shape, rows.shape[1])
     return (choices * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
 
 
@@ -183,7 +183,7 @@ class _Permute(torch.autograd.Function):
 @fuse
 def _sum_of_choices(rows: Tensor, place: Tensor) -> Tensor:
     """sum_i rows[place[t, i]], [T, D], summed in fp32."""
-    choices = widen(rows.index_select(0, place.flatten())).view(*place.shape, -1)
+    choices = widen(rows.index_select(0, place.flatten())).view(*place.shape, rows.shape[1])
     return choices.sum(1).to(rows.dtype)
 
 
