@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shipway.compiler.evaluate_parts import POLICIES
 from shipway.compiler.fabric import axis_groups
 from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
 from shipway.compiler.tables import Tables, cut_bounds
@@ -94,14 +93,8 @@ class Chunked:
         """Chunk sums of a quantity per cell, under each layout's recomputation policy."""
         if name in ALWAYS:
             return self.between(self.shared.running(name), self.cell)
-        result = np.empty((len(self.own), self.bounds.shape[1] - 1))
-        for policy in range(POLICIES):
-            mine = np.flatnonzero(self.own.recompute == policy)
-            if len(mine):
-                running = self.shared.running(name, policy)
-                at = running[self.cell[mine][:, None], self.bounds[mine]]
-                result[mine] = (at[:, 1:] - at[:, :-1])[:, self.order]
-        return result
+        policy = self.own.recompute * len(self.shared.cells)
+        return self.between(self.shared.under_each_policy(name), policy + self.cell)
 
     def states(self, name: str) -> Floats:
         """Chunk sums of a quantity per sharding."""

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shipway.runtime.kernels.documents import document_of_token
 from shipway.runtime.kernels.elementwise import unseen
 from shipway.runtime.mesh import Mesh
 from shipway.runtime.parallel.context_softmax import ContextSoftmaxCore
@@ -131,7 +132,9 @@ def largest_logits(
     documents `cu_seqlens` bounds.
     """
     batch, tokens, heads, _ = q.shape
-    document = None if cu_seqlens is None else _document_of_token(cu_seqlens, batch, k.shape[1])
+    document = None
+    if cu_seqlens is not None:
+        document = document_of_token(cu_seqlens, batch * k.shape[1]).view(batch, -1)
     queries, keys = q.transpose(1, 2), k.transpose(1, 2)
     largest = torch.full((heads,), -torch.inf, device=q.device)
     for start in range(first, first + tokens, QUERY_BLOCK):
@@ -144,11 +147,6 @@ def largest_logits(
         logits[..., start:].masked_fill_(later, -torch.inf)
         largest = torch.maximum(largest, logits.amax((0, 2, 3)).float())
     return largest * scale
-
-
-def _document_of_token(cu_seqlens: Tensor, batch: int, row: int) -> Tensor:
-    position = torch.arange(batch * row, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True).view(batch, row)
 
 
 def scale_rows(weight: Tensor, rows: Tensor) -> None:

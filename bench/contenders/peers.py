@@ -98,17 +98,10 @@ def _deepseek(model: Model) -> Peer:
     config = DeepseekV3Config(
         **_common(model),
         **_latent(model),
-        num_attention_heads=latent.heads,
-        num_key_value_heads=latent.heads,
-        intermediate_size=model.feed_forward.dense_inner_width,
-        moe_intermediate_size=experts.inner_width,
+        **_experts(model),
         n_routed_experts=experts.routed,
-        num_experts_per_tok=experts.active,
-        n_shared_experts=experts.shared,
         n_group=1,
         topk_group=1,
-        routed_scaling_factor=experts.scale,
-        norm_topk_prob=experts.renormalize,
         first_k_dense_replace=model.feed_forward_kinds().count("dense"),
         num_mtp_layers=0,
     )
@@ -119,28 +112,20 @@ def _kimi_linear(model: Model) -> Peer:
     """Its delta kernel is fla-core's where that is installed, its own PyTorch loop elsewhere."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
-    delta, latent, experts = model.attention.delta, model.attention.latent, model.feed_forward.experts
+    delta, experts = model.attention.delta, model.feed_forward.experts
     assert delta is not None
-    assert latent is not None
     assert experts is not None
     names = {"delta": "linear_attention", "latent": "full_attention"}
     config = KimiLinearConfig(
         **_common(model),
         **_latent(model),
+        **_experts(model),
         layer_types=[names[kind] for kind in model.attention_kinds()],
         mlp_layer_types=["sparse" if k == "experts" else "dense" for k in model.feed_forward_kinds()],
         linear_head_dim=delta.key_width,
         linear_num_heads=delta.heads,
         linear_conv_kernel_dim=delta.convolution_width,
-        num_attention_heads=latent.heads,
-        num_key_value_heads=latent.heads,
-        intermediate_size=model.feed_forward.dense_inner_width,
-        moe_intermediate_size=experts.inner_width,
         num_local_experts=experts.routed,
-        num_experts_per_tok=experts.active,
-        n_shared_experts=experts.shared,
-        routed_scaling_factor=experts.scale,
-        norm_topk_prob=experts.renormalize,
     )
     return _with_kernels(KimiLinearForCausalLM, config)
 
@@ -174,11 +159,26 @@ def _latent(model: Model) -> dict[str, Any]:
     latent = model.attention.latent
     assert latent is not None
     return {
+        "num_attention_heads": latent.heads,
+        "num_key_value_heads": latent.heads,
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.kv_rank,
         "qk_nope_head_dim": latent.nope_width,
         "qk_rope_head_dim": latent.rope_width,
         "v_head_dim": latent.value_width,
+    }
+
+
+def _experts(model: Model) -> dict[str, Any]:
+    experts = model.feed_forward.experts
+    assert experts is not None
+    return {
+        "intermediate_size": model.feed_forward.dense_inner_width,
+        "moe_intermediate_size": experts.inner_width,
+        "num_experts_per_tok": experts.active,
+        "n_shared_experts": experts.shared,
+        "routed_scaling_factor": experts.scale,
+        "norm_topk_prob": experts.renormalize,
     }
 
 

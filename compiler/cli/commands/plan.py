@@ -69,13 +69,14 @@ def command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a blueprint: parameters, layout, memory, time and cost of every stage."""
+    from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.output import Output
     from shipway.compiler.cli.planning import load_plan, plan_blueprint, read_blueprint, read_calibration
     from shipway.schemas.plan import canonical_json
 
     output = Output(as_json=json, quiet=quiet)
     if exit_code and diff is None:
-        output.refuse("CL001", "--exit-code says what --diff found: give --diff too", 2)
+        output.refuse("CL001", "--exit-code says what --diff found: give --diff too", exit_codes.INVALID)
     asked = _asked(why, diff is not None, output) if why is not None and not serving else None
     old = load_plan(str(diff), output) if diff is not None and not serving else None
     if dump_after is not None:
