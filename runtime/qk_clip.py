@@ -61,7 +61,7 @@ class QkClip:
             largest = _of_all_heads(taken[name], mesh)
             found[name] = largest.max()
             if name not in self.bounded:
-                self._scale(attention, (self.threshold / largest).clamp(max=1.0))
+                self._scale(attention, self.threshold / largest.clamp(min=self.threshold))
         values = torch.stack(list(found.values())).tolist() if found else []
         largest_of = dict(zip(found, values, strict=True))
         self.bounded = {name for name, value in largest_of.items() if value < FAR * self.threshold}

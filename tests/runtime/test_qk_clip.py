@@ -121,3 +121,19 @@ def test_selective_recomputation_keeps_nothing_of_what_is_watched() -> None:
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert {operator: len(kept) for operator, kept in keep._outputs.items()} == {torch.ops.aten.mm.default: 1}
     assert clip.largest["0"].tolist() == [8.0, 8.0]
+
+
+def _weights_after_a_step_of_negative_logits() -> bool:
+    spec = variant("hybrid")
+    model = build(spec)
+    mesh = build_mesh(Layout(), torch.device("cpu"))
+    clip = QkClip(ParallelModel((model,), mesh), spec.attention.latent, threshold=1.0)
+    attention = model.layers["1"].attention
+    before = attention.q_up.weight.clone()
+    clip.largest["1"] = torch.full((spec.attention.latent.heads,), -2.0)
+    clip.clip()
+    return torch.equal(attention.q_up.weight, before)
+
+
+def test_a_head_whose_logits_are_all_negative_is_left_as_it_is() -> None:
+    assert run_ranks(_weights_after_a_step_of_negative_logits, 1) == [True]
