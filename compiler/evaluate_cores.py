@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shipway.compiler import bounds
 from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
-from shipway.compiler.memory import kept_activations, receive_buffers, stays_gathered
+from shipway.compiler.memory import kept_activations, kept_by_single_chunks, receive_buffers, stays_gathered
 from shipway.compiler.placed import Placed, placed
 from shipway.compiler.problem import Problem
 from shipway.compiler.schedule import pipeline_seconds
@@ -75,9 +75,7 @@ def _activations(some: Placed) -> Floats:
     """Kept activations at the worst moment of each rank's schedule, [cores, ranks]."""
     own, saved = some.own, some.by_policy("saved")
     if saved.shape[1] == 1:
-        in_flight = np.minimum(own.pp[:, None] - np.arange(saved.shape[2]), own.micro_batches[:, None])
-        alone: Floats = in_flight * saved[:, 0]
-        return alone
+        return kept_by_single_chunks(saved, own.pp, own.micro_batches)
     result = np.zeros((len(own), saved.shape[2]))
     waiting, split = some.cells("waiting") if some.is_v_shaped.any() else saved, _is_split(own)
     first, which = first_rows(own.pp, own.v_schedule)

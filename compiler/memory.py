@@ -265,9 +265,7 @@ def kept_activations(saved: Floats, micro_batches: Ints) -> Floats:
     """Kept activations at the worst moment of each rank's schedule, of [layouts, own chunks, ranks]."""
     layouts, virtual, pp = saved.shape
     if virtual == 1:
-        in_flight_of_rank = np.minimum((pp - np.arange(pp))[None, :], micro_batches[:, None])
-        alone: Floats = in_flight_of_rank * saved[:, 0, :]
-        return alone
+        return kept_by_single_chunks(saved, np.full(layouts, pp), micro_batches)
     result = np.empty((layouts, pp))
     enough = steady(pp, virtual, micro_batches)
     for count in distinct(enough):
@@ -277,6 +275,13 @@ def kept_activations(saved: Floats, micro_batches: Ints) -> Floats:
         held = np.matmul(saved[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))
         result[rows] = held.max(axis=2).T
     return result
+
+
+def kept_by_single_chunks(saved: Floats, pp: Ints, micro_batches: Ints) -> Floats:
+    """The same of ranks with one chunk each, of [layouts, 1, most ranks]; beyond `pp` nothing is kept."""
+    in_flight_of_rank = np.minimum(pp[:, None] - np.arange(saved.shape[2]), micro_batches[:, None])
+    kept: Floats = in_flight_of_rank * saved[:, 0]
+    return kept
 
 
 def receive_buffers(
