@@ -45,7 +45,7 @@ HYBRID: dict[str, Any] = {
 
 GROUPED: dict[str, Any] = {
     "mix": {"pattern": ["grouped"]},
-    "grouped": {"heads": 4, "kv_heads": 2, "head_width": 8, "query_key_norm": True},
+    "grouped": {"heads": 4, "kv_heads": 2, "head_width": 8, "query_key_norm": True, "bias": True},
 }
 
 VARIANTS: dict[str, dict[str, Any]] = {

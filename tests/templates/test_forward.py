@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bench.reference import Reference, imbalance
 from tests.templates.generated import VARIANTS, build, load, next_labels, tokens_of, variant
-from tests.templates.reference import Reference
 
 TEXT_VARIANTS = [name for name in VARIANTS if name != "vision"]
 AUXILIARY = "grouped"  # the variant with a load-balancing loss
@@ -27,16 +27,12 @@ def reference_loss(model, weights, documents, labels) -> torch.Tensor:
     loss = sum(reference.loss(tokens, targets) for tokens, targets in zip(documents, labels, strict=True))
     experts = model.feed_forward.experts
     if experts is not None and experts.balancing.kind == "auxiliary":
-        for routed in reference.routed.values():  # Switch Transformer, 2101.03961, Eq. 4 to 6, of every row
+        for routed in reference.routed.values():
             rest = iter(routed)
             for targets in labels:
                 row = list(itertools.islice(rest, len(targets)))
-                load = torch.zeros(experts.routed, dtype=torch.float64)
-                for _, chosen in row:
-                    load[chosen] += 1 / (len(row) * experts.active)
-                mean = sum(scores / scores.sum() for scores, _ in row) / len(row)
                 counted = int((targets != -100).sum())
-                loss = loss + experts.balancing.weight * counted * experts.routed * (load * mean).sum()
+                loss = loss + experts.balancing.weight * counted * imbalance(row, experts)
     return loss
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 
+from bench.reference_tower import vision_tower
 from tests.templates.generated import build, load, next_labels, tokens_of, variant
-from tests.templates.reference import norm
 
 IMAGE_TOKEN = 60  # the last of the vocabulary
 
@@ -22,62 +19,6 @@ def images_of(model, *sizes: tuple[int, int], seed: int = 0) -> tuple[torch.Tens
     return patches, torch.tensor(sizes)
 
 
-def reference_tower(
-    model, w: dict[str, torch.Tensor], patches: torch.Tensor, rows: int, columns: int
-) -> torch.Tensor:
-    """One image, patch by patch in row order, from the description in MoonViT (2504.07491)."""
-    v, eps = model.vision, model.norm_eps
-    grid = w["position"].view(v.position_grid, v.position_grid, v.width)
-
-    def learned(row: int, column: int) -> torch.Tensor:
-        """Bilinear between the centres of the grid's cells, clamped at the border."""
-        near = []
-        for place, length in ((row, rows), (column, columns)):
-            centre = max((place + 0.5) * v.position_grid / length - 0.5, 0.0)
-            low = min(int(centre), v.position_grid - 1)
-            near.append((low, min(low + 1, v.position_grid - 1), centre - low))
-        (top, bottom, down), (left, right, across) = near
-        upper = grid[top, left] * (1 - across) + grid[top, right] * across
-        lower = grid[bottom, left] * (1 - across) + grid[bottom, right] * across
-        return upper * (1 - down) + lower * down
-
-    def turn(x: torch.Tensor, places: tuple[int, int]) -> torch.Tensor:
-        turned = []
-        for half, place in zip(x.chunk(2), places, strict=True):
-            pairs = len(half) // 2
-            for i in range(pairs):
-                angle = torch.tensor(place * 10000.0 ** (-i / pairs), dtype=torch.float64)
-                c, s = torch.cos(angle), torch.sin(angle)
-                turned.append((i, half[i] * c - half[i + pairs] * s, half[i + pairs] * c + half[i] * s))
-        first, second = turned[: len(turned) // 2], turned[len(turned) // 2 :]
-        return torch.stack([t[j] for part in (first, second) for j in (1, 2) for t in part])
-
-    places = [(row, column) for row in range(rows) for column in range(columns)]
-    x = patches @ w["patch.weight"].T + torch.stack([learned(*place) for place in places])
-    for layer in range(v.layers):
-        own = {name.removeprefix(f"layers.{layer}."): t for name, t in w.items()}
-        y = norm(x, own["attention_norm.weight"], eps)
-        q, k, values = ((y @ own[f"{p}_proj.weight"].T).unflatten(1, (v.heads, v.head_width)) for p in "qkv")
-        heads = []
-        for h in range(v.heads):
-            queries = torch.stack([turn(q[i, h], place) for i, place in enumerate(places)])
-            keys = torch.stack([turn(k[i, h], place) for i, place in enumerate(places)])
-            heads.append(torch.softmax(queries @ keys.T / math.sqrt(v.head_width), 1) @ values[:, h])
-        x = x + torch.cat(heads, 1) @ own["output_proj.weight"].T
-        y = norm(x, own["feed_forward_norm.weight"], eps) @ own["up.weight"].T
-        x = x + F.gelu(y, approximate="tanh") @ own["down.weight"].T
-    x = norm(x, w["norm.weight"], eps).view(rows, columns, -1)
-    merged = torch.stack(
-        [
-            torch.cat([x[row + i, column + j] for i in range(v.merge) for j in range(v.merge)])
-            for row in range(0, rows, v.merge)
-            for column in range(0, columns, v.merge)
-        ]
-    )
-    hidden = F.gelu(merged @ w["projector.up.weight"].T)
-    return hidden @ w["projector.down.weight"].T + w["projector.down.bias"]
-
-
 def test_tower_and_its_gradients_are_the_references() -> None:
     model = variant("vision")
     tower = build(model).double().vision
@@ -85,10 +26,7 @@ def test_tower_and_its_gradients_are_the_references() -> None:
     weights = {name: t.detach().clone().requires_grad_() for name, t in tower.state_dict().items()}
     parts = patches.split([24, 4, 24])
     expected = torch.cat(
-        [
-            reference_tower(model, weights, part, *size)
-            for part, size in zip(parts, grids.tolist(), strict=True)
-        ]
+        [vision_tower(part, weights, model, *size) for part, size in zip(parts, grids.tolist(), strict=True)]
     )
     output = tower(patches, grids)
     torch.testing.assert_close(output, expected)

@@ -1,6 +1,7 @@
 """The whole model, one document, one token and one head at a time, from the equations and the blueprint.
 
-Runs on a state_dict (float64 in the tests) and nothing of the generated code; autograd gives its gradients.
+Runs on a state_dict (in float64) and nothing of the generated code; autograd gives its gradients. The tests
+hold generated models in float64 against it, `blocks_check` those in bf16.
 Equations: Kimi Linear (2510.26692), AttnRes (2603.15031), Kimi K3 (2607.24653), DeepSeek-V3 (2412.19437).
 """
 
@@ -27,29 +28,34 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
-def rotate(x: Tensor, t: int, position: Position) -> Tensor:
-    """Rotate x [width] as token t: channels i and i + width / 2 are a pair (RoFormer, 2104.09864)."""
-    if position.kind == "none":
-        return x
-    half = len(x) // 2
-    turned = torch.zeros_like(x)
-    for i in range(half):
-        rate = position.theta ** (-2 * i / len(x))
+def rates(width: int, position: Position) -> list[float]:
+    """Angle per token of each pair of channels (RoFormer, 2104.09864), stretched by YaRN (2309.00071)."""
+    slowed = []
+    for i in range(width // 2):
+        rate = position.theta ** (-2 * i / width)
         yarn = position.yarn
-        if yarn is not None:  # YaRN, 2309.00071, Eq. 17 and 18, by channel
+        if yarn is not None:  # Eq. 17 and 18, by channel
             low, high = (
-                len(x)
+                width
                 * math.log(yarn.original_context / (turns * 2 * math.pi))
                 / (2 * math.log(position.theta))
                 for turns in (yarn.beta_fast, yarn.beta_slow)
             )
-            low, high = max(math.floor(low), 0), min(math.ceil(high), len(x) - 1)
+            low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
             ramp = min(max((i - low) / max(high - low, 0.001), 0), 1)
             rate = rate * (1 - ramp) + rate / yarn.factor * ramp
-        c, s = math.cos(rate * t), math.sin(rate * t)
-        turned[i] = x[i] * c - x[i + half] * s
-        turned[i + half] = x[i + half] * c + x[i] * s
-    return turned
+        slowed.append(rate)
+    return slowed
+
+
+def rotate(x: Tensor, t: int, position: Position) -> Tensor:
+    """Rotate x [width] as token t: channels i and i + width / 2 are a pair."""
+    if position.kind == "none":
+        return x
+    angles = [rate * t for rate in rates(len(x), position)]
+    c, s = x.new_tensor([math.cos(a) for a in angles]), x.new_tensor([math.sin(a) for a in angles])
+    first, second = x.split(len(x) // 2)
+    return torch.cat([first * c - second * s, second * c + first * s])
 
 
 def softmax_scale(width: int, position: Position) -> float:
@@ -105,7 +111,9 @@ def delta_attention(x: Tensor, w: Weights, dims: DeltaAttention, eps: float) -> 
 def latent_attention(x: Tensor, w: Weights, dims: LatentAttention, eps: float) -> Tensor:
     eps = dims.norm_eps or eps
     own, shared = dims.nope_width, dims.rope_width
-    keys, values, rows = [], [], []
+    keys: list[list[Tensor]] = [[] for _ in range(dims.heads)]
+    values: list[list[Tensor]] = [[] for _ in range(dims.heads)]
+    rows = []
     for t in range(len(x)):
         if dims.query_rank is None:
             q = w["q_proj.weight"] @ x[t]
@@ -117,20 +125,21 @@ def latent_attention(x: Tensor, w: Weights, dims: LatentAttention, eps: float) -
         latent = norm(down[: dims.kv_rank], w["kv_norm.weight"], eps)
         extra = rotate(down[dims.kv_rank :], t, dims.position)
         up = (w["kv_up.weight"] @ latent).view(dims.heads, own + dims.value_width)
-        keys.append(torch.cat([up[:, :own], extra.expand(dims.heads, shared)], 1))
-        values.append(up[:, own:])
         outputs = []
         for h in range(dims.heads):
-            scores = torch.stack([q[h] @ key[h] for key in keys]) * softmax_scale(own + shared, dims.position)
-            weights = torch.softmax(scores, 0)
-            outputs.append(sum(p * value[h] for p, value in zip(weights, values, strict=True)))
+            keys[h].append(torch.cat([up[h, :own], extra]))
+            values[h].append(up[h, own:])
+            scores = torch.stack(keys[h]) @ q[h] * softmax_scale(own + shared, dims.position)
+            outputs.append(torch.softmax(scores, 0) @ torch.stack(values[h]))
         o = gate(torch.stack(outputs), x[t], w, dims.output_gate)
         rows.append(w["output_proj.weight"] @ o.flatten())
     return torch.stack(rows)
 
 
 def grouped_attention(x: Tensor, w: Weights, dims: GroupedAttention, eps: float) -> Tensor:
-    keys, values, rows = [], [], []
+    keys: list[list[Tensor]] = [[] for _ in range(dims.kv_heads)]
+    values: list[list[Tensor]] = [[] for _ in range(dims.kv_heads)]
+    rows = []
     for t in range(len(x)):
         q, k, v = (
             (w[f"{part}_proj.weight"] @ x[t] + w.get(f"{part}_proj.bias", 0)).view(-1, dims.head_width)
@@ -139,14 +148,14 @@ def grouped_attention(x: Tensor, w: Weights, dims: GroupedAttention, eps: float)
         if dims.query_key_norm:
             q, k = norm(q, w["q_norm.weight"], eps), norm(k, w["k_norm.weight"], eps)
         q = torch.stack([rotate(row, t, dims.position) for row in q])
-        keys.append(torch.stack([rotate(row, t, dims.position) for row in k]))
-        values.append(v)
+        for group in range(dims.kv_heads):
+            keys[group].append(rotate(k[group], t, dims.position))
+            values[group].append(v[group])
         outputs = []
         for h in range(dims.heads):
             group = h // (dims.heads // dims.kv_heads)
-            scores = torch.stack([q[h] @ key[group] for key in keys])
-            weights = torch.softmax(scores * softmax_scale(dims.head_width, dims.position), 0)
-            outputs.append(sum(p * value[group] for p, value in zip(weights, values, strict=True)))
+            scores = torch.stack(keys[group]) @ q[h] * softmax_scale(dims.head_width, dims.position)
+            outputs.append(torch.softmax(scores, 0) @ torch.stack(values[group]))
         o = gate(torch.stack(outputs), x[t], w, dims.output_gate)
         rows.append(w["output_proj.weight"] @ o.flatten())
     return torch.stack(rows)
@@ -195,6 +204,18 @@ def mixture(
         shared = gated_unit(x, below(w, "shared"), model)
         u = u + (torch.sigmoid(w["shared_gate.weight"] @ x) if dims.shared_gate else 1.0) * shared
     return u, scores, chosen
+
+
+def imbalance(routed: list[tuple[Tensor, list[int]]], dims: Experts) -> Tensor:
+    """Load-balancing loss of one row from each token's scores and choice: 1 when all is even.
+
+    Switch Transformer, 2101.03961, Eq. 4 to 6.
+    """
+    load = torch.zeros(dims.routed, dtype=torch.float64)
+    for _, chosen in routed:
+        load[chosen] += 1 / (len(routed) * dims.active)
+    mean = sum(scores / scores.sum() for scores, _ in routed) / len(routed)
+    return dims.routed * (load * mean).sum()
 
 
 def attention_residual(sources: list[Tensor], w: Weights, eps: float) -> Tensor:
