@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from shipway.compiler.spread import cores
+from shipway.compiler.forked import cores
 
 GIB = 2**30
 LEAST_FREE_BYTES = 5 * GIB

@@ -48,9 +48,9 @@ class Cells:
     def __len__(self) -> int:
         return len(self.context)
 
-    def at(self, cell: int) -> Cells:
-        """One cell alone."""
-        return Cells(*(getattr(self, name)[cell : cell + 1] for name in self.__dataclass_fields__))
+    def take(self, cells: Ints) -> Cells:
+        """A selection of them."""
+        return Cells(*(getattr(self, name)[cells] for name in self.__dataclass_fields__))
 
     def shard(self, machine: Machine, fused: bool) -> Shard:
         """The cells as the catalogue takes them."""
@@ -106,9 +106,9 @@ class PartCosts:
     copying: Floats
     """[rows, cells]: of forward and backward, time that waits for them."""
 
-    def at(self, cell: int) -> PartCosts:
-        """One cell alone."""
-        return PartCosts(*(getattr(self, name)[..., cell : cell + 1] for name in self.__dataclass_fields__))
+    def take(self, cells: Ints) -> PartCosts:
+        """Those of a selection of cells."""
+        return PartCosts(*(getattr(self, name)[..., cells] for name in self.__dataclass_fields__))
 
     @cached_property
     def overhead(self) -> Floats:

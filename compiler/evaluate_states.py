@@ -38,22 +38,18 @@ class Shardings:
     def __len__(self) -> int:
         return len(self.tp)
 
-    def at(self, sharding: int) -> Shardings:
-        """One sharding alone."""
-        return Shardings(
-            *(getattr(self, name)[sharding : sharding + 1] for name in self.__dataclass_fields__)
-        )
+    def take(self, shardings: Ints) -> Shardings:
+        """A selection of them."""
+        return Shardings(*(getattr(self, name)[shardings] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True, eq=False)
 class StateCosts:
     """Per row and sharding, on one rank."""
 
-    def at(self, sharding: int) -> StateCosts:
-        """One sharding alone."""
-        return StateCosts(
-            *(getattr(self, name)[:, sharding : sharding + 1] for name in self.__dataclass_fields__)
-        )
+    def take(self, shardings: Ints) -> StateCosts:
+        """Those of a selection of shardings."""
+        return StateCosts(*(getattr(self, name)[:, shardings] for name in self.__dataclass_fields__))
 
     gathered_bytes: Floats
     """[rows, shardings]: parameters in compute precision, gathered."""

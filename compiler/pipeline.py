@@ -86,11 +86,8 @@ def make_plan(
     folder: str = "",
     calibration: Calibration | None = None,
     dump: Dump | None = None,
-    meanwhile: Callable[[], object] | None = None,
 ) -> Plan | list[Diagnostic]:
     """Plan a validated blueprint; `folder` is where its relative paths start from.
-
-    `meanwhile` may be called while other processes still search: there is time for what the caller does next.
 
     Returns diagnostics instead when a pinned layout is impossible (codes PL0xx) or when no legal layout
     fits the devices (PL1xx), for all stages at once.
@@ -109,7 +106,7 @@ def make_plan(
         return wrong
     tell("enumerate", [p.space for p in problems])
     about = cache(lambda: _about(blueprint, lowered))
-    searches = spread(_found, problems, lambda: (about(), meanwhile and meanwhile()))
+    searches = spread(_found, problems, about)
     results: list[tuple[Problem, Found]] = []
     likely: list[StagePlan | None] = []
     for index, (p, of_stage) in enumerate(zip(problems, searches, strict=True)):

@@ -8,8 +8,8 @@ bound. What cannot fit by a lower bound is never evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -60,7 +60,7 @@ class Found:
     candidates: Candidates
     """Layouts that were evaluated; after `for_sequences` a few of them."""
     batches: tuple[tuple[int, Tables], ...]
-    """For each batch in which they were: how many layouts, and their tables; none after `for_sequences`."""
+    """For each batch in which they were: how many layouts, and their tables."""
     step_seconds: Floats
     peak_bytes: Floats
     upper_bytes: Floats
@@ -72,8 +72,6 @@ class Found:
     """Position of the chosen layout among `candidates`; None when nothing fits."""
     order: Ints
     """Positions that fit, best first."""
-    few: Mapping[int, Tables] = field(default_factory=dict)
-    """Tables by layout, of those that were kept when the batches were let go."""
 
     def for_sequences(self, capacity: int) -> Found:
         """The same with the few that a plan chooses among and names: a hundredth of the size.
@@ -89,7 +87,7 @@ class Found:
         place = np.searchsorted(kept, best)
         return Found(
             candidates=self.candidates.take(kept),
-            batches=(),
+            batches=tuple(self._batches_of(kept)),
             step_seconds=self.step_seconds[kept],
             peak_bytes=self.peak_bytes[kept],
             upper_bytes=self.upper_bytes[kept],
@@ -97,16 +95,22 @@ class Found:
             legal=self.legal,
             best=int(place[0]),
             order=place,
-            few={int(new): self.tables_of(int(old)) for old, new in zip(best, place, strict=True)},
         )
+
+    def _batches_of(self, kept: Ints) -> Iterator[tuple[int, Tables]]:
+        """The batches with some of the layouts alone, which are given in rising order."""
+        first = 0
+        for size, shared in self.batches:
+            own = kept[(first <= kept) & (kept < first + size)] - first
+            if len(own):
+                yield len(own), shared.only(own)
+            first += size
 
     def tables_of(self, layout: int) -> Tables:
         """Tables of one evaluated layout alone."""
-        if layout in self.few:
-            return self.few[layout]
         for size, shared in self.batches:
             if layout < size:
-                return shared.alone(layout)
+                return shared.only(np.array([layout]))
             layout -= size
         raise IndexError("no such layout")
 

@@ -72,21 +72,21 @@ class Tables:
         result.__dict__["rounded"] = self.rounded
         return result
 
-    def alone(self, layout: int) -> Tables:
-        """Tables of one layout, with nothing else in them."""
-        cell, sharding = int(self.cell_of[layout]), int(self.sharding_of[layout])
-        zero = np.zeros(1, dtype=np.int64)
+    def only(self, layouts: Ints) -> Tables:
+        """Tables of a selection of layouts, with nothing else in them."""
+        cells, cell_of = np.unique(self.cell_of[layouts], return_inverse=True)
+        shardings, sharding_of = np.unique(self.sharding_of[layouts], return_inverse=True)
         result = Tables(
-            self.cells.at(cell),
-            zero,
-            self.parts.at(cell),
-            self.shardings.at(sharding),
-            zero,
-            self.states.at(sharding),
+            self.cells.take(cells),
+            cell_of,
+            self.parts.take(cells),
+            self.shardings.take(shardings),
+            sharding_of,
+            self.states.take(shardings),
             self.sizes,
             self.work,
         )
-        result.__dict__["rounded"] = self.rounded[:, :, cell : cell + 1]
+        result.__dict__["rounded"] = self.rounded[:, :, cells]
         return result
 
     def running(self, name: str, policy: int = 0) -> Floats:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from pydantic import ValidationError
 
 from shipway.compiler.cli import exit_codes
 from shipway.compiler.cli.output import Output
+from shipway.compiler.cli.planner import Asked, Planner, planner
 from shipway.compiler.compose import Composed, compose
 from shipway.compiler.diagnostics import has_errors
 from shipway.compiler.validate import validate
@@ -51,38 +50,17 @@ def read_blueprint(
     return Read(blueprint, composed, (*composed.origin, *extra), diagnostics)
 
 
-def plan_blueprint(read: Read, output: Output, figures: Calibration | None = None) -> Plan:
+def plan_blueprint(read: Read, make: Planner, output: Output, figures: Calibration | None = None) -> Plan:
     """Plan, or leave with why nothing fits; `figures` in place of the device's own calibration."""
-    with _one_blas_thread():
-        from shipway.compiler.pipeline import make_plan
-
     check_calibration(figures, read.blueprint.cluster.device, output)
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
-    made = make_plan(
-        read.blueprint, read.origin, folder=folder, calibration=figures, meanwhile=output.prepare
-    )
+    made = make(Asked(read.blueprint, read.origin, folder, figures))
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
         status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID
         output.fail([*_placed(made, read), *read.warnings], status)
     return made
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """NumPy's BLAS, where it is loaded in here, starts no threads: they would only spin beside the search.
-
-    What is started later finds the environment as it was.
-    """
-    name = "OPENBLAS_NUM_THREADS"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
 
 
 def read_calibration(path: Path | None, output: Output) -> Calibration | None:
@@ -211,10 +189,11 @@ def plan_source(
         plan = load_plan(source, output)
         refuse_stale(plan, output, Path(source))
         return plan
-    read = read_blueprint(source, overrides, config_dir, output)
-    if not output.as_json:
-        output.warn(read.warnings)
-    return plan_blueprint(read, output, figures)
+    with planner(output) as make:
+        read = read_blueprint(source, overrides, config_dir, output)
+        if not output.as_json:
+            output.warn(read.warnings)
+        return plan_blueprint(read, make, output, figures)
 
 
 def build_again(plan: Plan, folder: Path) -> str:

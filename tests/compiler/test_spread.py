@@ -6,13 +6,14 @@ import sys
 import pytest
 
 from shipway.compiler import spread as module
-from shipway.compiler.spread import cores, may_fork, spread
+from shipway.compiler.spread import spread
 
 # In a process of its own, as test runners have threads and may have loaded torch.
 PROGRAM = """
 import os
 from shipway.compiler import spread as module
-from shipway.compiler.spread import may_fork, spread
+from shipway.compiler.forked import may_fork
+from shipway.compiler.spread import spread
 
 asked, answers = os.pipe()
 
@@ -48,9 +49,3 @@ def test_one_core_does_all_the_work_here(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: list[int] = []
     assert spread(seen.append, [1, 2]) == [None, None]
     assert seen == [1, 2]
-
-
-def test_no_fork_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", object())
-    assert cores() >= 1
-    assert not may_fork()

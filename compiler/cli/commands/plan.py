@@ -11,6 +11,7 @@ from shipway.compiler.cli.options import CalibrationFile, ConfigDir, Json, Name,
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
+    from shipway.compiler.cli.planning import Read
     from shipway.schemas.calibration import Calibration
     from shipway.schemas.layout import LayoutConstraints
     from shipway.schemas.plan import Plan
@@ -71,14 +72,12 @@ def command(
     """Plan a blueprint: parameters, layout, memory, time and cost of every stage."""
     from shipway.compiler.cli import exit_codes
     from shipway.compiler.cli.output import Output
-    from shipway.compiler.cli.planning import load_plan, plan_blueprint, read_blueprint, read_calibration
-    from shipway.schemas.plan import canonical_json
 
     output = Output(as_json=json, quiet=quiet)
     if exit_code and diff is None:
         output.refuse("CL001", "--exit-code says what --diff found: give --diff too", exit_codes.INVALID)
     asked = _asked(why, diff is not None, output) if why is not None and not serving else None
-    old = load_plan(str(diff), output) if diff is not None and not serving else None
+    old = _old(diff, output) if diff is not None and not serving else None
     if dump_after is not None:
         _dump(name, overrides, config_dir, dump_after, output)
         return
@@ -88,9 +87,9 @@ def command(
             output.refuse("CL001", summary, 2)
         _serving(name, overrides, config_dir, calibration, out, output)
         return
-    read = read_blueprint(name, overrides, config_dir, output)
-    figures = read_calibration(calibration, output)
-    plan = plan_blueprint(read, output, figures)
+    read, figures, plan = _planned(name, overrides, config_dir, calibration, output)
+    from shipway.schemas.plan import canonical_json
+
     if out is not None:
         output.write(out, canonical_json(plan))
         output.note(f"plan written to {out}")
@@ -113,6 +112,30 @@ def command(
         from shipway.compiler.render.plan import render_plan
 
         output.show(render_plan(plan))
+
+
+def _old(diff: Path, output: Output) -> Plan:
+    from shipway.compiler.cli.planning import load_plan
+
+    return load_plan(str(diff), output)
+
+
+def _planned(
+    name: str,
+    overrides: list[str] | None,
+    config_dir: Path | None,
+    calibration: Path | None,
+    output: Output,
+) -> tuple[Read, Calibration | None, Plan]:
+    """The blueprint, the figures that were given, and the plan; the planner loads beside all that reads."""
+    from shipway.compiler.cli.planner import planner
+
+    with planner(output) as make:
+        from shipway.compiler.cli.planning import plan_blueprint, read_blueprint, read_calibration
+
+        read = read_blueprint(name, overrides, config_dir, output)
+        figures = read_calibration(calibration, output)
+        return read, figures, plan_blueprint(read, make, output, figures)
 
 
 def _asked(text: str, with_diff: bool, output: Output) -> LayoutConstraints:

@@ -203,6 +203,8 @@ def test_utilisation_counts_active_parameters_and_causal_attention() -> None:
 
 def test_sharing_tables_does_not_change_figures() -> None:
     chosen = assessed("k3", 64, pipeline(8, data_parallel_shard=8, micro_batches=8, expert_parallel=8))
-    again = choose(chosen.problem, chosen.candidate, tables(chosen.problem, chosen.candidate).alone(0))
+    again = choose(
+        chosen.problem, chosen.candidate, tables(chosen.problem, chosen.candidate).only(np.array([0]))
+    )
     assert float(again.group.step_seconds[0]) == float(chosen.group.step_seconds[0])
     assert (again.group.peaks.peak == chosen.group.peaks.peak).all()
