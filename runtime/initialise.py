@@ -20,18 +20,21 @@ from shipway.runtime.shards import block_of, local_tensor
 _FILLS = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}
 
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """Run `model.init_weights` with layout-independent random numbers; parameters must be materialised."""
-    with torch.no_grad(), _NamedStreams(model, seed):
+def initialise(model: nn.Module, seed: int, draw_on: torch.device | None = None) -> None:
+    """Run `model.init_weights` with layout-independent random numbers; parameters must be materialised.
+
+    Devices draw different numbers from one seed: `draw_on` says which draws, by default where a parameter is.
+    """
+    with torch.no_grad(), _NamedStreams(model, seed, draw_on):
         model.init_weights()
 
 
 class _NamedStreams(TorchDispatchMode):
     """Redirects random in-place fills of parameters to streams keyed by their names."""
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
+    def __init__(self, model: nn.Module, seed: int, draw_on: torch.device | None) -> None:
         super().__init__()
-        self._seed = seed
+        self._seed, self._draw_on = seed, draw_on
         self._names = {
             local_tensor(parameter).data_ptr(): name
             for name, parameter in model.named_parameters()
@@ -53,7 +56,11 @@ class _NamedStreams(TorchDispatchMode):
             raise RuntimeError("init_weights must fill whole parameters: a view has no name of its own")
         fill = self._fills.get(name, 0)
         self._fills[name] = fill + 1
-        draw(target, lambda part, generator: func(part, *bounds, generator=generator), self._seed, name, fill)
+
+        def fill_whole(whole: Tensor, generator: torch.Generator) -> None:
+            func(whole, *bounds, generator=generator)
+
+        draw(target, fill_whole, self._seed, name, fill, self._draw_on)
         return target
 
 
@@ -66,18 +73,24 @@ def block_size(tensor: Tensor) -> int:
 
 
 def draw(
-    target: Tensor, fill: Callable[[Tensor, torch.Generator], Any], seed: int, name: str, fill_index: int = 0
+    target: Tensor,
+    fill: Callable[[Tensor, torch.Generator], Any],
+    seed: int,
+    name: str,
+    fill_index: int = 0,
+    draw_on: torch.device | None = None,
 ) -> None:
     """Fill this rank's block of `target` as if the whole tensor had been drawn in one place."""
     local, block = local_tensor(target), block_of(target)
+    device = draw_on or local.device
     if target.ndim < 3:
-        whole = torch.empty(target.shape, dtype=torch.float32, device=local.device)
-        fill(whole, _generator(local.device, seed, name, fill_index))
+        whole = torch.empty(target.shape, dtype=torch.float32, device=device)
+        fill(whole, _generator(device, seed, name, fill_index))
         local.copy_(whole[block.slices])
         return
     for index in range(block.size[0]):
-        whole = torch.empty(target.shape[1:], dtype=torch.float32, device=local.device)
-        fill(whole, _generator(local.device, seed, name, fill_index, block.offset[0] + index))
+        whole = torch.empty(target.shape[1:], dtype=torch.float32, device=device)
+        fill(whole, _generator(device, seed, name, fill_index, block.offset[0] + index))
         local[index].copy_(whole[block.slices[1:]])
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shipway.runtime.parity.batches import CONTEXT_TOKENS, SEQUENCES
 from shipway.runtime.parity.command import shipway
-from shipway.runtime.parity.table import MODELS, Row
+from shipway.runtime.parity.table import Row, overrides
 from shipway.schemas.layout import Layout
 
 PLANS_AT_ONCE = 2
@@ -41,12 +41,15 @@ ASKED: Mapping[str, tuple[str, ...]] = {
 """Clusters, and axes pinned so that the planner fills in the rest."""
 
 
-def proposals() -> dict[str, Row]:
-    """The best layout of every question, and what else ranks high where nothing is pinned."""
+def proposals(device: str, most_ranks: int) -> dict[str, Row]:
+    """The best layout of every question of at most so many ranks, and what else ranks high where nothing is
+    pinned."""
+    asked = {name: pinned for name, pinned in ASKED.items() if _ranks(name) <= most_ranks}
     with ThreadPoolExecutor(PLANS_AT_ONCE) as pool:
-        answers = zip(ASKED, pool.map(_ask, ASKED.values()), strict=True)
+        found = pool.map(lambda pinned: _ask(device, pinned), asked.values())
+        answers = dict(zip(asked, found, strict=True))
     rows: dict[str, Row] = {}
-    for name, layouts in answers:
+    for name, layouts in answers.items():
         for layout in layouts if "," not in name else layouts[:1]:
             words = describe(layout)
             if all(describe(row.layout) != words for row in rows.values()):
@@ -54,9 +57,15 @@ def proposals() -> dict[str, Row]:
     return rows
 
 
-def _ask(pinned: tuple[str, ...]) -> list[Layout]:
+def _ranks(name: str) -> int:
+    """Of the cluster that a question is about."""
+    return int(name.split()[0].rstrip(","))
+
+
+def _ask(device: str, pinned: tuple[str, ...]) -> list[Layout]:
     """Layouts that the planner proposes, best first; without runners-up of pipelines, which have no cut."""
-    (stage,) = json.loads(shipway("plan", *MODELS["hybrid"], STAGE, *pinned, "--json"))["stages"]
+    answer = json.loads(shipway("plan", *overrides("hybrid", device), STAGE, *pinned, "--json"))
+    (stage,) = answer["stages"]
     found = [stage["layout"], *(entry["layout"] for entry in stage["alternatives"])]
     layouts = [Layout.model_validate_json(json.dumps(layout)) for layout in found]
     return [layout for layout in layouts if layout.pipeline_parallel == 1 or layout.stage_layers]
