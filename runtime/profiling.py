@@ -32,6 +32,8 @@ LOOK_SECONDS = 1.0
 MEMORY_BIT = 1 << 20
 """Added to the number of steps where memory is asked for, so that one integer says both."""
 MEMORY_ENTRIES = 200_000
+DESCRIPTION = "Process Group Description"
+"""What a trace calls it."""
 UNNAMED = "unnamed"
 """Axis of collectives whose group a trace does not tell: gloo's."""
 
@@ -132,15 +134,22 @@ class Profiler:
 def communication_seconds(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds of collectives by mesh axis in a trace's events (Trace Event Format, microseconds).
 
-    NCCL's kernels carry their group's description, `mesh_AXIS`; gloo's calls carry none.
+    NCCL's kernels, or the calls that launched them, carry their group's description, `mesh_AXIS`; gloo's
+    calls carry none.
     """
-    found: dict[str, float] = {}
+    events, found = list(events), dict[str, float]()
+    of_call = {
+        event["args"].get("External id"): event["args"].get(DESCRIPTION)
+        for event in events
+        if event.get("name") == "record_param_comms" and event.get("args")
+    }
     for event in events:
         if event.get("ph") != "X":
             continue
         name, arguments = str(event.get("name", "")), event.get("args") or {}
         if event.get("cat") == "kernel" and name.startswith("nccl"):
-            axis = str(arguments.get("Process Group Description") or UNNAMED).removeprefix("mesh_")
+            told = arguments.get(DESCRIPTION) or of_call.get(arguments.get("External id"))
+            axis = str(told or UNNAMED).removeprefix("mesh_")
         elif name.startswith("gloo:"):
             axis = UNNAMED
         else:

@@ -17,6 +17,7 @@ from shipway.runtime.details import layer_of, slow_ranks
 from shipway.runtime.exit_codes import ExitCode, Fatal
 from shipway.runtime.metrics import DETAILS_FILE, StepMetrics, read_metrics, rewind
 from shipway.runtime.profiling import (
+    DESCRIPTION,
     DEFAULT_STEPS,
     MEMORY_BIT,
     REQUEST_FILE,
@@ -185,9 +186,13 @@ def test_communication_of_a_trace_is_told_by_axis() -> None:
         kernel("ncclDevKernel_SendRecv", 250, "mesh_pp"),
         kernel("nccl:old", 10, None),
         kernel("gemm", 9000, None),
+        {"ph": "X", "name": "ncclDevKernel", "cat": "kernel", "dur": 4000, "args": {"External id": 7}},
+        {"ph": "X", "name": "record_param_comms", "args": {"External id": 7, DESCRIPTION: "mesh_cp"}},
         {"ph": "M", "name": "process_name"},
     ]
-    assert communication_seconds(events) == pytest.approx({"fsdp": 2e-3, "pp": 2.5e-4, UNNAMED: 1e-5})
+    assert communication_seconds(events) == pytest.approx(
+        {"fsdp": 2e-3, "pp": 2.5e-4, "cp": 4e-3, UNNAMED: 1e-5}
+    )
 
 
 def test_slow_ranks_are_those_beyond_the_factor() -> None:
