@@ -17,8 +17,8 @@ from shipway.runtime.details import layer_of, slow_ranks
 from shipway.runtime.exit_codes import ExitCode, Fatal
 from shipway.runtime.metrics import DETAILS_FILE, StepMetrics, read_metrics, rewind
 from shipway.runtime.profiling import (
-    DESCRIPTION,
     DEFAULT_STEPS,
+    DESCRIPTION,
     MEMORY_BIT,
     REQUEST_FILE,
     UNNAMED,
