@@ -7,9 +7,9 @@ Everything comes from one seed.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.pipeline import make_plan
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.calibration import Calibration
@@ -40,7 +40,7 @@ NEAR_LIMIT = (0.88, 1.0)
 """Share of the device that a plan near the card's limit peaks at."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Draw:
     """One drawn blueprint and its plan."""
 

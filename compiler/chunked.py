@@ -7,13 +7,13 @@ for V-shaped schedules, whose second chunks come back up the ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.fabric import axis_groups
+from shipway.compiler.frozen import frozen
 from shipway.compiler.layouts import RECOMPUTE, SCHEDULES, Candidates
 from shipway.compiler.tables import Tables, cut_bounds
 from shipway.compiler.unique import first_rows, unique_rows
@@ -27,7 +27,7 @@ ALWAYS = ("forward", "weight", "waiting", "moved")
 """Quantities of a cell that no recomputation policy changes."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Chunked:
     """Layouts of one number of chunks, cut; sums over the layers of each chunk."""
 

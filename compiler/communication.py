@@ -6,16 +6,15 @@ network share, which NCCL's rings and its pairwise all-to-all move at the same t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shipway.compiler.fabric import Fabric, Path, exchange_slowdown, path, ring_slowdown
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import Number
 from shipway.schemas.calibration import Curve, Efficiency
 
 
-@dataclass(frozen=True)
+@frozen
 class Network:
     """A fabric and how much of it collectives reach."""
 

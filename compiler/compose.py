@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shipway.compiler.documents import Document, KeyPath, display_path, read_document
+from shipway.compiler.frozen import frozen
 from shipway.compiler.provenance import Provenance, dotted
 from shipway.schemas.diagnostics import Diagnostic, Location
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from shipway.compiler.plain import Plain
 
 
-@dataclass(frozen=True)
+@frozen
 class Composed:
     """A blueprint as plain data, with the origin of every value."""
 

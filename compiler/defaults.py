@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shipway.compiler.documents import Document, KeyPath, read_document
+from shipway.compiler.frozen import frozen
 from shipway.compiler.groups import SearchPath
 from shipway.compiler.hydra_source import header_of
 from shipway.compiler.suggest import did_you_mean, ordered
@@ -20,7 +21,7 @@ from shipway.schemas.diagnostics import Diagnostic
 _ENTRY = re.compile(r"^(?P<words>(?:(?:optional|override)\s+)*)(?P<group>[^@\s]+)(?:@(?P<package>\S+))?$")
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """One line of a defaults list."""
 

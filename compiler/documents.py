@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from shipway.compiler.frozen import frozen
 from shipway.schemas.diagnostics import Diagnostic, Location
 
 Key = str | int
@@ -37,7 +38,7 @@ _RESOLVERS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Mark:
     """Where a key (if any) and its value stand; lines and columns count from one."""
 
@@ -47,7 +48,7 @@ class Mark:
     """Whether the value is a mapping or a list."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Document:
     """A parsed file."""
 

@@ -7,12 +7,12 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from shipway.compiler.forked import cores
+from shipway.compiler.frozen import frozen
 
 GIB = 2**30
 LEAST_FREE_BYTES = 5 * GIB
@@ -26,7 +26,7 @@ LAUNCHERS = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """One line of the table."""
 

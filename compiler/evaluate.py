@@ -5,14 +5,13 @@ Layouts that have the same number of pipeline ranks and chunks are evaluated tog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.chunked import Chunked, chunk, groups_of, handed_over
 from shipway.compiler.evaluate_parts import AXES
 from shipway.compiler.fabric import path
+from shipway.compiler.frozen import frozen
 from shipway.compiler.host_memory import host_bytes, node_bytes
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import (
@@ -45,7 +44,7 @@ AXIS_TIME = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Group:
     """Layouts of one pp and one number of chunks, evaluated; arrays over layouts first."""
 
@@ -65,7 +64,7 @@ class Group:
     step_seconds: Floats
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Evaluation:
     """Figures of every candidate."""
 

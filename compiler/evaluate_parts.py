@@ -7,7 +7,6 @@ in one vectorised call per operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from shipway.compiler.communication import Network
 from shipway.compiler.fabric import Path, path
+from shipway.compiler.frozen import frozen
 from shipway.compiler.layouts import RECOMPUTE
 from shipway.compiler.operators import fp8
 from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Transfer, flops, forward_flops
@@ -32,7 +32,7 @@ PHASES = ("forward", "backward")
 POLICIES = len(RECOMPUTE)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Cells:
     """Arrays of one length: the part of one micro-batch that one rank works on."""
 
@@ -70,7 +70,7 @@ class Cells:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class PartCosts:
     """Per row and cell; seconds and bytes of one micro-batch on one rank."""
 
@@ -174,7 +174,7 @@ def axis_paths(cells: Cells, network: Network) -> dict[str, Path]:
     return {axis: path(network.fabric, size, stride) for axis, (size, stride) in groups.items()}
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class _Stack:
     """Costs of every distinct operator; the last axes are operators and cells."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.communication import Network
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import is_whole_vector
 from shipway.compiler.operators.base import Parameter
 from shipway.compiler.workload import Workload
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Shardings:
     """Arrays of one length."""
 
@@ -43,7 +43,7 @@ class Shardings:
         return Shardings(*(getattr(self, name)[shardings] for name in self.__dataclass_fields__))
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class StateCosts:
     """Per row and sharding, on one rank."""
 
@@ -83,7 +83,7 @@ class StateCosts:
     """[rows, shardings]: reduce-scatter of the row's gradients."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Bytes:
     """Bytes an element takes in each role."""
 
@@ -129,7 +129,7 @@ def element_bytes(training: Training, offload: Offload = "none") -> Bytes:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class ParameterTable:
     """The distinct tensors of a model as arrays, and how often each occurs in each row."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from shipway.compiler.codes import Code, codes
 from shipway.compiler.fields import FieldEntry, walk
+from shipway.compiler.frozen import frozen
 from shipway.compiler.glossary import Term, terms
 from shipway.schemas.blueprint import Blueprint
 
 
-@dataclass(frozen=True)
+@frozen
 class FieldWords:
     """A field with the keys of its section, if it is one."""
 

@@ -8,11 +8,11 @@ tests hold the closed forms against flows on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import Number
 from shipway.schemas.cluster import Cluster
 from shipway.schemas.layout import Layout
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-@dataclass(frozen=True)
+@frozen
 class Fabric:
     """Bandwidths are bytes per second of one device and one direction."""
 
@@ -37,7 +37,7 @@ class Fabric:
     oversubscription: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Path:
     """How groups of `size` ranks, `stride` apart, lie on the fabric; arrays of one shape."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
@@ -14,9 +13,10 @@ from pydantic_core import PydanticUndefined
 
 from shipway.compiler.docstrings import description
 from shipway.compiler.documents import Key, KeyPath
+from shipway.compiler.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Member:
     """One alternative of a value's type."""
 
@@ -139,7 +139,7 @@ def _narrow(annotation: Any, here: Any) -> Any:
     return annotation
 
 
-@dataclass(frozen=True)
+@frozen
 class FieldEntry:
     """One field of the blueprint's language."""
 

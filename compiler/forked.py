@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from shipway.compiler.frozen import frozen
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -63,7 +64,7 @@ def ahead(
             helper.end()
 
 
-@dataclass(frozen=True)
+@frozen
 class Outcome(Generic[Result]):
     """What work returned, or raised."""
 
@@ -102,7 +103,7 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-@dataclass(frozen=True)
+@frozen
 class Helper(Generic[Result]):
     """A forked process, and the pipe that its result comes through."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from shipway.compiler.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Term:
     """One term."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from shipway.compiler.frozen import frozen
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -16,7 +17,7 @@ def our_folder() -> Path:
     return Path(folder)
 
 
-@dataclass(frozen=True)
+@frozen
 class SearchPath:
     """Folders in order of precedence."""
 

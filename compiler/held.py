@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import Parameter
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@frozen
 class Degrees:
     """Ranks that parameters are divided over."""
 
@@ -35,7 +35,7 @@ class Degrees:
     """Replicas of all of it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Held:
     """One tensor as the first rank of every group has it, which no other rank's part exceeds."""
 
@@ -101,7 +101,7 @@ def shard_dimension(local: tuple[int, ...], split: int | None, ranks: int) -> in
     return next((d for d in range(1, len(local)) if d != split and local[d] % ranks == 0), None)
 
 
-@dataclass(frozen=True)
+@frozen
 class Split:
     """Shapes that FSDP must share evenly: what tp splits along dimension 0, and stacks of experts."""
 

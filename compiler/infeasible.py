@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from shipway.compiler.describe import describe
+from shipway.compiler.frozen import frozen
 from shipway.compiler.meshes import legal_meshes
 from shipway.compiler.offload_rules import host_is_what_lacks, host_too_small, offload_conflicts
 from shipway.compiler.problem import UNCUT, UNCUT_FOR_FP8, Problem
@@ -20,7 +20,7 @@ from shipway.schemas.layout import LayoutConstraints
 GIB = 2**30
 
 
-@dataclass(frozen=True)
+@frozen
 class _Pin:
     """A pinned degree and the rules it must meet."""
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shipway.compiler.documents import Document, KeyPath, read_document
+from shipway.compiler.frozen import frozen
 from shipway.compiler.groups import SearchPath
 from shipway.compiler.provenance import dotted
 from shipway.schemas.diagnostics import Diagnostic, Location
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """One file, and the section that it is laid under."""
 
@@ -22,7 +22,7 @@ class Layer:
     package: KeyPath
 
 
-@dataclass(frozen=True)
+@frozen
 class Merged:
     """What Hydra made of a blueprint."""
 

@@ -10,11 +10,12 @@ only offered when none uses more, or when cost is the objective.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.meshes import legal_meshes, meshes
 from shipway.compiler.space import Space, degrees, divisors
 from shipway.compiler.unique import first_rows
@@ -31,7 +32,7 @@ V_SCHEDULE = np.array([index if name in V_SHAPED else 0 for index, name in enume
 INTERLEAVED, DUALPIPEV = SCHEDULES.index("interleaved_1f1b"), SCHEDULES.index("dualpipev")
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidates:
     """Layouts as arrays of one length."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +14,7 @@ from shipway.compiler.communication import algorithm
 from shipway.compiler.evaluate import Group
 from shipway.compiler.evaluate_parts import seconds_under
 from shipway.compiler.fabric import path
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import Degrees
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger_states import ChunkStates, chunk_states
@@ -32,7 +32,7 @@ from shipway.schemas.training import Muon
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Chosen:
     """One layout with everything known about it; arrays hold this layout alone."""
 
@@ -91,7 +91,7 @@ class Chosen:
         return int(self.candidate.micro_batches[0])
 
 
-@dataclass(frozen=True)
+@frozen
 class Call:
     """A kind of call; calls that differ in nothing but the layer that makes them are one line."""
 

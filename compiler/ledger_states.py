@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from shipway.compiler.evaluate_states import Bytes
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import Degrees, Held, held, is_whole_vector
 from shipway.compiler.lower import Part, Placed
 from shipway.compiler.operators.base import Parameter
@@ -17,7 +17,7 @@ from shipway.compiler.workload import FIRST, LAST, Row, Workload
 StateAxis = Literal["dp_shard", "expert_shard"]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Group:
     """Parameters that FSDP gathers and reduces in one call."""
 
@@ -37,7 +37,7 @@ class Group:
         return sum(h.part_elements for h in self.held)
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkStates:
     """Parameters of one model chunk on one rank."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from shipway.compiler.evaluate_states import Bytes
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import Degrees, Held
 from shipway.compiler.ledger_states import ChunkStates
 from shipway.compiler.muon_exchange import exchanges
@@ -20,7 +20,7 @@ BISECTIONS = 48
 """Rounds of counting in which exact quantile balancing finds its biases."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Once:
     """Calls that an optimizer step makes a fixed number of times."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.attention_residual import AttentionResidual, ResidualAdd
 from shipway.compiler.operators.base import (
     Kernel,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import networkx
 
 
-@dataclass(frozen=True)
+@frozen
 class Placed:
     """An operator and where its module stands, relative to what holds it."""
 
@@ -49,7 +50,7 @@ class Placed:
             yield (f"{self.path}.{parameter.name}" if self.path else parameter.name), parameter
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Part:
     """A run of operators that the pipeline never cuts: a layer, the embedding, the head, ..."""
 
@@ -127,7 +128,7 @@ class Part:
         return tuple(chain.from_iterable(p.operator.limits() for p in self.operators))
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LoweredModel:
     """A model as parts, in the order that tokens pass them; equal layers are one object."""
 

@@ -6,12 +6,11 @@ search adds items up; a plan lists them. One code path, so that what is listed i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.evaluate_states import Bytes
+from shipway.compiler.frozen import frozen
 from shipway.compiler.schedule import in_flight, steady
 from shipway.compiler.unique import distinct
 from shipway.schemas.calibration import Efficiency
@@ -43,7 +42,7 @@ ADAMW_COPIES = 3
 """fp32 tensors of a parameter's size that its update makes where torch's kernel does not take the dtypes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkStates:
     """Per layout and chunk, elements or bytes on one rank; shape [layouts, chunks]."""
 
@@ -65,7 +64,7 @@ class ChunkStates:
     """Bytes of routers' counters between two balancing updates."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkActivations:
     """Per layout and chunk, bytes of one micro-batch on one rank."""
 
@@ -88,7 +87,7 @@ class ChunkActivations:
     """[layouts]: what has not left for host memory yet, or has come back early."""
 
 
-@dataclass(frozen=True)
+@frozen
 class MemoryTerms:
     """Items by moment; each array has shape [layouts, pipeline ranks]."""
 
@@ -297,7 +296,7 @@ def receive_buffers(
     return held
 
 
-@dataclass(frozen=True)
+@frozen
 class Peaks:
     """Per layout and pipeline rank."""
 

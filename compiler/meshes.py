@@ -7,12 +7,13 @@ a split of a block's data parallel into replicas and shards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.space import (
     Space,
     delta_heads_allowed,
@@ -28,7 +29,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Meshes:
     """Meshes in the order of tp, cp, pp and data; the ways of each block, the most shards last."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import Degrees, Held
 
 ROUND_BYTES = 512 * 2**20
@@ -23,7 +23,7 @@ ALONE = " alone"
 """Parameters that are not split over tp have a mesh of their own, and exchanges of their own."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Exchange:
     """One all-to-all, as the first rank of every group sees it."""
 
@@ -32,7 +32,7 @@ class Exchange:
     sent_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _Item:
     """A parameter that Muon updates."""
 
@@ -64,7 +64,7 @@ class _Item:
         return self.heads * self.matrix[0] * self.matrix[1]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Kind:
     """What parameters that take part in one exchange have in common."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -10,13 +9,14 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from shipway.compiler.documents import KeyPath
+from shipway.compiler.frozen import frozen
 from shipway.compiler.groups import SearchPath
 from shipway.compiler.provenance import parse_path
 from shipway.compiler.suggest import did_you_mean, ordered
 from shipway.schemas.diagnostics import Diagnostic, Location
 
 
-@dataclass(frozen=True)
+@frozen
 class ParsedOverride:
     """One override, classified."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -11,6 +11,7 @@ from itertools import pairwise
 from shipway.compiler.assemble import stage_plan
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import parameter_table
+from shipway.compiler.frozen import frozen
 from shipway.compiler.infeasible import illegal, nothing_fits
 from shipway.compiler.lower import LoweredModel, lower
 from shipway.compiler.offload import offloading, variants
@@ -33,7 +34,7 @@ Dump = Callable[[str, object], None]
 """Receives the name of each pass and what it produced."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Pass:
     """One step of the compiler."""
 
@@ -41,7 +42,7 @@ class Pass:
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class About:
     """What a plan says that no layout changes."""
 
@@ -51,7 +52,7 @@ class About:
     parameters: Parameters
 
 
-@dataclass(frozen=True)
+@frozen
 class Searched:
     """What the search of one stage came to."""
 

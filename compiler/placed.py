@@ -6,12 +6,12 @@ Bounds look at many cores of many shapes: dealt out by shape (`chunked`) they wo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.tables import Tables, cut_bounds
 from shipway.compiler.unique import distinct
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Placed:
     """Sums have shape [cores, chunks of a rank, most ranks], and are 0 on ranks that a core does not have."""
 

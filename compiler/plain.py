@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shipway.compiler.documents import Document, read_document
+from shipway.compiler.frozen import frozen
 from shipway.compiler.groups import SearchPath
 from shipway.compiler.layers import Layer
 
@@ -24,7 +24,7 @@ _VALUES = {"null", "true", "false", "nan", "inf"}
 """Words that are no names in Hydra's overrides, in any case."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Plain:
     """A blueprint laid together."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.provenance import shown
 from shipway.schemas.plan import Plan
 
 Sign = Literal["+", "~", "-"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Change:
     """One value that differs."""
 

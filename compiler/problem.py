@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from shipway.compiler.communication import Network
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate_states import Bytes, ParameterTable, element_bytes, parameter_table
 from shipway.compiler.fabric import fabric
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import split_shapes
 from shipway.compiler.operators.base import Limit
 from shipway.compiler.operators.fp8 import GRANULE, fp8_limits
@@ -28,7 +28,7 @@ UNCUT_FOR_FP8 = Limit(
 )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Problem:
     """A stage of a blueprint on its cluster."""
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shipway.compiler.documents import Document, Key, KeyPath
+from shipway.compiler.frozen import frozen
 from shipway.schemas.diagnostics import Location
 
 _REFERENCE = re.compile(r"\$\{\s*(\.*)([A-Za-z_][^${}:\s]*)\s*\}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Origin:
     """One value's place: where its key and the value itself are written."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shipway.compiler.fabric import fabric
+from shipway.compiler.frozen import frozen
 from shipway.compiler.render import units
 from shipway.compiler.timeline import Timeline
 from shipway.schemas.cluster import Cluster
@@ -39,7 +40,7 @@ MAP_NODES = 6
 """Nodes of the first pipeline rank that the map shows device by device."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Rect:
     """A filled box; `tip` is shown while the pointer rests on it."""
 
@@ -51,7 +52,7 @@ class Rect:
     tip: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Label:
     """A line of text; `anchor` is start, middle or end."""
 

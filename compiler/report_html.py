@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shipway.compiler.emit.templates import templates
+from shipway.compiler.frozen import frozen
 from shipway.compiler.render import units
 from shipway.compiler.render.words import change_words, policies, sentences, short
 from shipway.compiler.report_figures import (
@@ -21,7 +21,7 @@ from shipway.schemas.calibration import Calibration
 from shipway.schemas.plan import Plan, StagePlan
 
 
-@dataclass(frozen=True)
+@frozen
 class Section:
     """One stage as the template shows it."""
 

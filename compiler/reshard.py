@@ -9,12 +9,12 @@ read parts of it more than once; replicas read each for themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shipway.compiler.evaluate_states import Bytes, element_bytes
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import Degrees, Held, held
 from shipway.compiler.operators.base import Parameter
 from shipway.compiler.workload import Workload
@@ -33,7 +33,7 @@ DIMENSIONS = 3
 """Of the largest parameter, a stack of experts."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Resharding:
     """What one change of stage takes."""
 
@@ -62,7 +62,7 @@ class Resharding:
         return before * self.write_seconds + after * (self.read_seconds + self.restart_seconds)
 
 
-@dataclass(frozen=True)
+@frozen
 class StateTensor:
     """A kind of parameter, and what all of its kind take in a checkpoint."""
 
@@ -91,7 +91,7 @@ def _bytes_of(parameter: Parameter, sizes: Bytes, is_muon: bool) -> int:
     return weight + moments * sizes.moment
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Changes:
     """What going from each layout of one stage to each of the next takes; arrays are [before, after]."""
 

@@ -8,12 +8,12 @@ the V-shaped ones of `v_orders`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.v_orders import Action, v_orders
 from shipway.schemas.layout import V_SHAPED, Layout, Schedule
 
@@ -117,7 +117,7 @@ def _passes_of_chunk(passes: IntArray, position: IntArray, per_round: int, virtu
     return done
 
 
-@dataclass(frozen=True)
+@frozen
 class Slot:
     """One action of the simulated step, with its time."""
 

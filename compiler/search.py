@@ -9,7 +9,6 @@ bound. What cannot fit by a lower bound is never evaluated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from shipway.compiler import bounds
 from shipway.compiler.evaluate import Evaluation, evaluate
 from shipway.compiler.evaluate_cores import least_bytes, least_seconds
+from shipway.compiler.frozen import frozen
 from shipway.compiler.host_memory import host_capacity
 from shipway.compiler.layouts import (
     Candidates,
@@ -53,7 +53,7 @@ MARGIN = 1.01
 """All whose bound is this close to the best are evaluated too."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Found:
     """What the search saw of a stage."""
 

@@ -7,12 +7,13 @@ cheapest sequence is found exactly by dynamic programming over stages (Bellman 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.problem import Problem
 from shipway.compiler.reshard import Resharding, reshardings, state_tensors
 from shipway.compiler.search import IN_SEQUENCES, Found, verdict_rank
@@ -36,7 +37,7 @@ def best_sequence(stages: Sequence[Floats], changes: Sequence[Floats]) -> tuple[
     return tuple(chosen)
 
 
-@dataclass(frozen=True)
+@frozen
 class Programme:
     """What was found of each stage, with the choices that are best together, and the changes between."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from shipway.compiler.cut import cut
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.emit.constants import PAGE_TOKENS
 from shipway.compiler.fabric import fabric, path
+from shipway.compiler.frozen import frozen
 from shipway.compiler.lower import LoweredModel, Part, lower
 from shipway.compiler.operators.base import DecodeState, Gemm, Number, Operator
 from shipway.compiler.operators.delta_attention import DeltaAttention
@@ -109,7 +110,7 @@ def request_bytes(state: DecodeState, context: int) -> int:
     return pages * PAGE_TOKENS * state.bytes_per_token + state.constant_bytes
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Sharded:
     """A model spread over the devices of each stage, however many stages there are."""
 
@@ -163,7 +164,7 @@ class Sharded:
         return round(2 * max(products))
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Placement:
     """A model on one group of devices."""
 

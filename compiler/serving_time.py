@@ -8,11 +8,10 @@ arrays of one shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shipway.compiler.communication import Network
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Attention,
     Elementwise,
@@ -33,7 +32,7 @@ TILE_ROWS = 64
 """Fewest rows that a matrix unit works on, used or not."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Server:
     """A stage's devices and the form that weights have on them."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.lower import LoweredModel, Part
 from shipway.compiler.operators.base import Parameter
 from shipway.schemas.serving import ServingWeights, WeightFormat
@@ -21,7 +21,7 @@ NOTES: dict[WeightFormat, str] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Spread:
     """Devices of one pipeline stage; experts are spread over all of them where there are any."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.held import UNSPLIT, Split
 from shipway.compiler.operators.base import Limit, Number
 from shipway.schemas.capability import CAPABILITY, Capability
@@ -15,7 +15,7 @@ CONTEXT_MULTIPLE = 64
 """A context-parallel slice is a whole number of delta-rule chunks of this many tokens."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Space:
     """What bounds the layouts of one stage."""
 

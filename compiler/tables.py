@@ -6,7 +6,7 @@ million layouts ask the catalogue a few thousand times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from shipway.compiler.cut import RESOLUTION, cuts
 from shipway.compiler.delta_context import exchanges_heads
 from shipway.compiler.evaluate_parts import POLICIES, Cells, PartCosts, load_imbalance, part_costs
 from shipway.compiler.evaluate_states import Bytes, Shardings, StateCosts, state_costs
+from shipway.compiler.frozen import frozen
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.offload import with_activations
 from shipway.compiler.problem import Problem
@@ -30,7 +31,7 @@ CELL_SUMS = ("forward", "backward", "saved", "weight", "waiting", "moved")
 """Running sums that do not depend on the sharding."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Tables:
     """Costs that the layouts of a stage share, and where each layout finds its own."""
 

@@ -5,14 +5,13 @@ Worked out anew from the plan's blueprint and layout, by the same cost model tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shipway.compiler.assemble import choose
 from shipway.compiler.efficiency import default_calibration
 from shipway.compiler.evaluate import AXIS_TIME
 from shipway.compiler.evaluate_parts import AXES
+from shipway.compiler.frozen import frozen
 from shipway.compiler.layouts import from_layout
 from shipway.compiler.ledger import Chosen
 from shipway.compiler.lower import lower
@@ -25,7 +24,7 @@ from shipway.schemas.calibration import Calibration
 from shipway.schemas.plan import Plan, StagePlan
 
 
-@dataclass(frozen=True)
+@frozen
 class Timeline:
     """One optimizer step; times are seconds from its start."""
 

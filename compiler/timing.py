@@ -5,10 +5,9 @@ Everything is vectorised: a kernel's sizes may be arrays over layouts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Attention,
     Cast,
@@ -36,7 +35,7 @@ CATEGORIES = (
 """What compute time is broken down by."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Fp8:
     """How projections' products run in fp8."""
 
@@ -47,7 +46,7 @@ class Fp8:
     """Whether rounding is compiled."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """Rates of one device as real kernels reach them."""
 
@@ -110,7 +109,7 @@ def reached(curve: Curve, x: Number) -> Number:
     return curve.ceiling * x / (x + curve.half)
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelTime:
     """Seconds of one kernel in one micro-batch."""
 

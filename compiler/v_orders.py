@@ -11,13 +11,13 @@ the form of DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) that keeps p
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.schemas.layout import Schedule
 
 IntArray = npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ Kind = Literal["F", "B", "I", "W"]
 Number: TypeAlias = Any
 
 
-@dataclass(frozen=True)
+@frozen
 class Action:
     """One pass of one micro-batch through one model chunk: forward, backward, or one part of backward."""
 

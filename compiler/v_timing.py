@@ -7,13 +7,13 @@ by side. Beyond a few micro-batches every further one only adds the busiest rank
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.unique import distinct
 from shipway.compiler.v_orders import KINDS, v_steps
 from shipway.schemas.layout import Schedule
@@ -25,7 +25,7 @@ COLUMN = np.array([0, 1, -1, 2])
 """Of each of KINDS where a pass's seconds stand; `W` has none of its own, it follows a pass."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class _Passes:
     """Forwards and backwards of all ranks, in an order in which none waits for a later one."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.step_time import CHECKPOINTS, OPTIMIZER_TIME
 from shipway.compiler.timing import CATEGORIES
 from shipway.schemas.plan import MemoryBudget, StagePlan
@@ -23,7 +23,7 @@ LEFT_BY_FORWARD = f"{KEPT} and {GATHERED}"
 """What a forward leaves allocated holds both, where FSDP does not gather again."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Term:
     """One figure of a plan and its measurement."""
 
@@ -53,7 +53,7 @@ class Term:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class Comparison:
     """A stage's reading beside its plan."""
 
@@ -170,7 +170,7 @@ def _kernels(stage: StagePlan, reading: StageReading) -> list[Term]:
     return terms
 
 
-@dataclass(frozen=True)
+@frozen
 class Spread:
     """How far one total is off over a campaign; relative errors, signed ones as Term.error."""
 

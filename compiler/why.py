@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from shipway.compiler.assemble import choose, stage_memory, stage_plan
 from shipway.compiler.describe import describe
 from shipway.compiler.efficiency import default_calibration
+from shipway.compiler.frozen import frozen
 from shipway.compiler.infeasible import GIB, illegal, nothing_fits
 from shipway.compiler.lower import lower
 from shipway.compiler.problem import Problem, problem
@@ -23,7 +23,7 @@ from shipway.schemas.plan import Plan, StageMemory, StagePlan
 Outcome = Literal["illegal", "does not fit", "worse", "as good"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Difference:
     """One part of the step or of the memory, in the asked layout and in the chosen one."""
 
@@ -37,7 +37,7 @@ class Difference:
         return self.asked - self.chosen
 
 
-@dataclass(frozen=True)
+@frozen
 class Answer:
     """Why a layout was not chosen for one stage."""
 

@@ -7,12 +7,12 @@ row on the last, so that cost grows with the kinds of layers and not with the la
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.lower import LoweredModel, Part, final_sources, sources_read
 from shipway.compiler.operators.base import Limit, Operator, Parameter
 from shipway.compiler.unique import distinct
@@ -20,7 +20,7 @@ from shipway.compiler.unique import distinct
 FIRST, LAST = 0, -1
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Row:
     """What the pipeline never cuts."""
 
@@ -53,7 +53,7 @@ class Row:
         return sum(part.buffer_bytes() for part in self.parts)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Workload:
     """Rows, and which row each layer is."""
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from shipway.compiler.cli import exit_codes
 from shipway.compiler.cli.output import Output
 from shipway.compiler.cli.planning import plan_source
+from shipway.compiler.frozen import frozen
 from shipway.schemas.plan import Plan
 
 BUILDS = Path("build")
 
 
-@dataclass(frozen=True)
+@frozen
 class Built:
     """A build folder that stands."""
 

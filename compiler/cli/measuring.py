@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.devices import devices_here
 from shipway.schemas.layout import Layout
 from shipway.schemas.verification import StageReading
@@ -18,7 +18,7 @@ LAST_LINES = 12
 """Of what a process that failed without a word printed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """Builds that all run on `world` devices."""
 

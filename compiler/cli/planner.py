@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shipway.compiler.forked import ahead
+from shipway.compiler.frozen import frozen
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shipway.schemas.plan import Plan
 
 
-@dataclass(frozen=True)
+@frozen
 class Asked:
     """What the planner is asked, see `make_plan`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from shipway.compiler.cli.output import Output
 from shipway.compiler.cli.planner import Asked, Planner, planner
 from shipway.compiler.compose import Composed, compose
 from shipway.compiler.diagnostics import has_errors
+from shipway.compiler.frozen import frozen
 from shipway.compiler.validate import validate
 from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.diagnostics import Diagnostic, Location
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONFIG_DIR = "--config-dir="
 
 
-@dataclass(frozen=True)
+@frozen
 class Read:
     """A valid blueprint with how it was asked for."""
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from shipway.compiler.emit.manifest import MANIFEST, Manifest, read_manifest
 from shipway.compiler.emit.model import Header, render_model
 from shipway.compiler.emit.templates import templates
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.files import launch_files
 from shipway.compiler.writing import write_files
 from shipway.schemas.diagnostics import Diagnostic, Location
 from shipway.schemas.plan import Plan, canonical_json
 
 
-@dataclass(frozen=True)
+@frozen
 class BuildFolder:
     """A build folder that holds what its plan says."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath
+
+from shipway.compiler.frozen import frozen
 
 MANIFEST = ".shipway-manifest.json"
 
 
-@dataclass(frozen=True)
+@frozen
 class Manifest:
     """Hashes of the files of a build folder."""
 

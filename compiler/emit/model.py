@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shipway.compiler.emit.constants import Kinds, constants, kinds_of
@@ -12,6 +11,7 @@ from shipway.compiler.emit.features import features, legend
 from shipway.compiler.emit.imports import imports
 from shipway.compiler.emit.optimizer_groups import optimizer_groups
 from shipway.compiler.emit.templates import templates
+from shipway.compiler.frozen import frozen
 from shipway.schemas.model import Model, Position
 
 LINE_LENGTH = 110
@@ -19,7 +19,7 @@ LINE_LENGTH = 110
 ATTENTION_CLASSES = {"delta": "DeltaAttention", "latent": "LatentAttention", "grouped": "GroupedAttention"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Header:
     """What a generated file says about where it came from."""
 

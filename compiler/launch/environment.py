@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.job import Programme
 from shipway.compiler.rules.variables import refusal
 
 
-@dataclass(frozen=True)
+@frozen
 class Variable:
     """One environment variable and why it is there."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 
+from shipway.compiler.frozen import frozen
 from shipway.schemas.cluster import Cluster
 from shipway.schemas.plan import Plan, StagePlan
 
@@ -13,7 +13,7 @@ SAVE_MARGIN_SECONDS = 120
 """Time beside the writing itself: finishing the step, gathering metadata, a slow file system."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StageJob:
     """One training stage as one job."""
 
@@ -37,7 +37,7 @@ class StageJob:
         return f"{self.nodes} node{'s' if self.nodes > 1 else ''} of {self.processes_per_node} {unit}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Programme:
     """A whole plan as jobs."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch import environment, record
 from shipway.compiler.launch.excluded import accused, exclude
 from shipway.compiler.launch.execute import execute
@@ -26,7 +27,7 @@ ENVIRONMENT_CODE = 4
 STALE_CODE = 5
 
 
-@dataclass(frozen=True)
+@frozen
 class Launch:
     """A run that is ready to start."""
 
@@ -45,7 +46,7 @@ class Launch:
         return self.target.submit(self.programme, self.run)
 
 
-@dataclass(frozen=True)
+@frozen
 class Refusal:
     """Why nothing was started."""
 
@@ -86,7 +87,7 @@ def dry_run(build: Path, runs: Path = Path("runs"), *, new: bool = False) -> Lau
     return Launch(plan, jobs, target, run, continues, tuple(edited_files(build)))
 
 
-@dataclass(frozen=True)
+@frozen
 class Started:
     """What became of the commands."""
 

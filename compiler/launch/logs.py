@@ -6,9 +6,9 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.target import Command
 
 _OF_RANK = re.compile(r"attempt_\d+/(\d+)/(stdout|stderr)\.log$")
@@ -16,7 +16,7 @@ _MARK = re.compile(r"\[rank (\d+)\] ?")
 POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
+@frozen
 class Line:
     """One line of a log."""
 
@@ -26,7 +26,7 @@ class Line:
     """Rank that wrote it; None for what scripts and schedulers say."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LogFile:
     """One file, the rank that wrote all of it (else each line names its own), and the rank that is wanted."""
 

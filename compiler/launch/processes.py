@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
+
+from shipway.compiler.frozen import frozen
 
 SUPERVISORS = {"supervisor.pid": "shipway.runtime.supervisor", "driver.pid": "ssh/run.sh"}
 """Who may lead a run, by the file with its id, and what its command line says."""
@@ -13,7 +14,7 @@ WORKER = "shipway.runtime.main"
 AGENT = "shipway.runtime.elastic"
 
 
-@dataclass(frozen=True)
+@frozen
 class Leader:
     """The process that leads a run, here or on another machine."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.target import Run
 from shipway.compiler.writing import write_file
 from shipway.schemas.run import ATTEMPTS_FILE, HALT_FILE, RECORD_FILE, Attempt, Job, RunRecord
@@ -17,7 +17,7 @@ CHECKPOINT_MARKER = "complete.json"
 """File that the runtime writes last into a checkpoint."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Progress:
     """The newest line of a run's metrics."""
 

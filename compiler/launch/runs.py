@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch import record
 from shipway.compiler.launch.excluded import accused
 from shipway.compiler.launch.execute import execute
@@ -27,7 +27,7 @@ def is_forgotten(output: str) -> bool:
     return any(words in output for words in _FORGOTTEN)
 
 
-@dataclass(frozen=True)
+@frozen
 class Found:
     """One run."""
 
@@ -36,7 +36,7 @@ class Found:
     target: Target
 
 
-@dataclass(frozen=True)
+@frozen
 class RunStatus:
     """Where a run stands."""
 

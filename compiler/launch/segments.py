@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.job import Programme, StageJob
 
 
-@dataclass(frozen=True)
+@frozen
 class Segment:
     """Stages that one job trains."""
 

@@ -7,10 +7,11 @@ exactly those and tests can read them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.launch.job import Programme
 from shipway.schemas.diagnostics import Diagnostic
 from shipway.schemas.run import Job, RunRecord
@@ -18,7 +19,7 @@ from shipway.schemas.run import Job, RunRecord
 State = Literal["waiting", "running", "done", "stopped", "failed", "unknown"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Command:
     """One command on this machine."""
 
@@ -35,7 +36,7 @@ class Command:
     """Whether it starts with Ctrl-C and TERM held back, and lets them through once it can heed them."""
 
 
-@dataclass(frozen=True)
+@frozen
 class JobState:
     """What the scheduler says of one job."""
 
@@ -45,7 +46,7 @@ class JobState:
     """The scheduler's own words."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """A run's folder and where its build stands."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
 from shipway.compiler.operators.linear import gradient_sum
 from shipway.schemas.layout import Recompute
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionResidual(Operator):
     """One reading site: h = sum_i softmax_i(w . RMSNorm(v_i)) v_i over `sources` hidden states."""
 
@@ -53,7 +52,7 @@ class AttentionResidual(Operator):
         return shard.local_tokens * self.width * 4
 
 
-@dataclass(frozen=True)
+@frozen
 class ResidualAdd(Operator):
     """x + f(x), or adding a sublayer's output to the running sum of its block."""
 

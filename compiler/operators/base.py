@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
+from shipway.compiler.frozen import frozen
 from shipway.schemas.layout import Recompute
 
 Number: TypeAlias = Any
@@ -28,7 +28,7 @@ divides no expert); replicated: neither. FSDP shards dimension 0 of what is left
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Parameter:
     """One tensor of the generated module, named as in its `state_dict`, relative to the operator."""
 
@@ -61,7 +61,7 @@ Implementation = Literal["fused", "plain"]
 """fused: the kernels of CUDA devices (fla-core 0.6.0, flash attention); plain: PyTorch everywhere else."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Shard:
     """The part of one micro-batch that one rank works on."""
 
@@ -100,7 +100,7 @@ class Shard:
         return self.tokens / self.tensor
 
 
-@dataclass(frozen=True)
+@frozen
 class Gemm:
     """`groups` products of rows x inner by inner x columns: 2 rows inner columns groups FLOPs forward."""
 
@@ -121,7 +121,7 @@ class Gemm:
     """Products in bf16 that stand for it where the compute precision is bf16 and an operand is in fp32."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Attention:
     """Softmax attention: `batch` x `heads`, `queries` by `keys`, causal halves the work."""
 
@@ -135,7 +135,7 @@ class Attention:
     causal: bool = True
 
 
-@dataclass(frozen=True)
+@frozen
 class DeltaRule:
     """Chunkwise gated delta rule over `tokens` x `heads` (arXiv 2510.26692, Eq. 6 to 9)."""
 
@@ -149,7 +149,7 @@ class DeltaRule:
     sequences: Number = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Elementwise:
     """Memory-bound work: bytes read and written, forward and backward, in `kernels` launches."""
 
@@ -159,7 +159,7 @@ class Elementwise:
     kernels: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Cast:
     """Operands of fp8 products, scaled and rounded: these very bytes, in `kernels` launches forward."""
 
@@ -172,7 +172,7 @@ class Cast:
 Kernel = Gemm | Attention | DeltaRule | Elementwise | Cast
 
 
-@dataclass(frozen=True)
+@frozen
 class Saved:
     """A tensor kept from forward to backward, for one micro-batch on one rank."""
 
@@ -180,7 +180,7 @@ class Saved:
     bytes: Number
 
 
-@dataclass(frozen=True)
+@frozen
 class Transfer:
     """A collective that the operator itself causes, per micro-batch, in one direction of the pass."""
 
@@ -204,7 +204,7 @@ class Transfer:
         return self.again if recompute != "none" and self.phase == "forward" else 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Limit:
     """A parallel degree must divide `value`, or the operator can't be cut that way."""
 
@@ -214,7 +214,7 @@ class Limit:
     value: int
 
 
-@dataclass(frozen=True)
+@frozen
 class DecodeState:
     """What generation keeps per sequence."""
 
@@ -287,7 +287,7 @@ class Operator(ABC):
         return DecodeState(0, 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Flops:
     """Floating-point operations of one micro-batch on one rank, matrix products only."""
 

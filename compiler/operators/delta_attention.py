@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     DecodeState,
     Elementwise,
@@ -31,7 +30,7 @@ READERS = 6
 """Of a layer's input: query, key, value, decay, beta and gate."""
 
 
-@dataclass(frozen=True)
+@frozen
 class DeltaAttention(Operator):
     """One layer's delta attention; tensor parallel cuts heads, context parallel passes states or exchanges
     heads."""

@@ -6,10 +6,9 @@ plain: runtime/kernels/delta.py. Letters: K key width, V value width, C chunk; a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard, keeps_delta
 
 TILE = 16
@@ -19,7 +18,7 @@ PAIRWISE_TILE = 4
 FP32 = 4
 
 
-@dataclass(frozen=True)
+@frozen
 class DeltaCore:
     """`heads` query and key heads, `value_heads` value heads, each with its own decay."""
 

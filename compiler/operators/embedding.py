@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Elementwise,
     Kernel,
@@ -22,7 +22,7 @@ TOKEN_BYTES = 8
 """Token ids are int64."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Embedding(Operator):
     """Lookup of `vocabulary` rows of `width`; tensor parallel cuts the vocabulary."""
 

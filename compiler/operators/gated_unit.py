@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Elementwise,
     Kernel,
@@ -19,7 +18,7 @@ from shipway.compiler.operators.linear import gemm, gradient_sum, sequence_paral
 from shipway.schemas.layout import Recompute
 
 
-@dataclass(frozen=True)
+@frozen
 class GatedUnit(Operator):
     """down(activation(gate(x), up(x))); tensor parallel cuts the inner width."""
 

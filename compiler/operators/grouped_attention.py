@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     DecodeState,
     Elementwise,
@@ -32,7 +31,7 @@ from shipway.schemas.layout import Recompute
 from shipway.schemas.model import GroupedAttention as GroupedAttentionSchema
 
 
-@dataclass(frozen=True)
+@frozen
 class GroupedAttention(Operator):
     """One layer's grouped-query attention; context parallel gathers keys and values."""
 

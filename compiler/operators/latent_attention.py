@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     DecodeState,
     Elementwise,
@@ -32,7 +31,7 @@ from shipway.schemas.layout import Recompute
 from shipway.schemas.model import LatentAttention as LatentAttentionSchema
 
 
-@dataclass(frozen=True)
+@frozen
 class LatentAttention(Operator):
     """One layer's latent attention; tensor parallel cuts heads, context parallel gathers latents, or keys
     and values where positions are mixed into these."""

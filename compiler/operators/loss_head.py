@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Elementwise,
     Gemm,
@@ -24,7 +23,7 @@ LOGIT_BYTES = 4
 """Statistics of logits, and sums over chunks of tokens, are fp32."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LossHead(Operator):
     """Sum of token losses, the vocabulary cut by tensor parallel; no more than a chunk of logits exists."""
 

@@ -6,12 +6,13 @@ routed experts, latent projections and shared experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Elementwise,
     Gemm,
@@ -36,7 +37,7 @@ COUNT_BYTES = 4
 """Counts of rows travel as int32."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RoutedExperts(Operator):
     """Dispatch, grouped products and combine; expert parallel cuts the experts, nothing cuts one expert.
 
@@ -122,7 +123,7 @@ class RoutedExperts(Operator):
         return (Limit("ep", "routed experts", self.dims.routed),)
 
 
-@dataclass(frozen=True)
+@frozen
 class LatentProjections(Operator):
     """Down to the experts' latent width before dispatch, norm and up again after combine."""
 
@@ -170,7 +171,7 @@ class LatentProjections(Operator):
         return shard.local_tokens * self.latent_width * shard.element_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class SharedExperts(Operator):
     """Experts that every token passes, fused into one gated unit at the full width."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
 from shipway.schemas.layout import Recompute
 
 
-@dataclass(frozen=True)
+@frozen
 class Norm(Operator):
     """RMSNorm over the model width, on the tokens that sequence parallel leaves to a rank."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Elementwise,
     Kernel,
@@ -20,7 +19,7 @@ from shipway.compiler.operators.norm import norm_kernel, norm_saved
 from shipway.schemas.layout import Recompute
 
 
-@dataclass(frozen=True)
+@frozen
 class PredictionInput(Operator):
     """projection([norm(hidden), norm(embedding of the next token)]), 2D to D."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Elementwise,
     Gemm,
@@ -28,7 +28,7 @@ PARTS = 3
 """In bf16, that an fp32 weight or gradient is the sum of (runtime/kernels/split_product.py)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Router(Operator):
     """Scores, top-k choice and mixture weights, in fp32, on the tokens sequence parallel leaves to a rank."""
 

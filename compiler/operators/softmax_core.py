@@ -6,12 +6,11 @@ values to the keys' width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import Attention, Number, Saved, Shard
 
 
-@dataclass(frozen=True)
+@frozen
 class SoftmaxCore:
     """`heads` query heads of `key_width` over `kv_heads` key heads, values of `value_width`."""
 

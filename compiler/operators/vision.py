@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
+from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Attention,
     Elementwise,
@@ -37,7 +37,7 @@ def _vision_vector(name: str, *shape: int) -> Parameter:
     return Parameter(name, shape, active_fraction=Fraction(0))
 
 
-@dataclass(frozen=True)
+@frozen
 class VisionTower(Operator):
     """Patch projection, learned position grid, encoder layers and final norm, over packed patches."""
 
@@ -137,7 +137,7 @@ class VisionTower(Operator):
         return 2 * patches_of(self, shard) * self.dims.inner_width * shard.element_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Projector(Operator):
     """Pixel shuffle of merge x merge patches, then two projections to the model width."""
 
