@@ -1,6 +1,7 @@
-"""The base class of every schema: strict, frozen, closed to unknown keys."""
+"""The base class of every schema: strict, frozen, closed to unknown keys.
 
-from __future__ import annotations
+Files of schemas leave out `from __future__ import annotations`: pydantic would compile each annotation anew.
+"""
 
 import json
 from typing import Any, Self

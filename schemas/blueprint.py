@@ -1,7 +1,5 @@
 """The blueprint: what a user writes, whole."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from shipway.schemas.base import Schema

@@ -3,8 +3,6 @@
 Every curve is `ceiling * x / (x + half)`: `half` is the size at which half of the ceiling is reached.
 """
 
-from __future__ import annotations
-
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from shipway.schemas.base import Schema

@@ -1,7 +1,5 @@
 """What this version's runtime can run: the planner offers nothing else, the runtime checks plans by it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from shipway.schemas.base import Schema

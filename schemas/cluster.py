@@ -1,7 +1,5 @@
 """The cluster third of a blueprint: devices, links, storage, price, and how jobs are started."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt

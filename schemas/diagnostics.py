@@ -1,7 +1,5 @@
 """Diagnostics: what is wrong, where, why, and what to do. Values that are collected, never raised."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from shipway.schemas.base import Schema

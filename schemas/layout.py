@@ -4,8 +4,6 @@ Mesh axes, outermost first: pp, dp_replicate, dp_shard, cp, tp. Expert parallel 
 innermost part of dp_shard x cp x tp; what is left of that product shards the experts (expert FSDP).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt

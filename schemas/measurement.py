@@ -1,7 +1,5 @@
 """What `shipway calibrate` read off a machine: rows of timed operations, and where they were timed."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt

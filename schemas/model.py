@@ -4,8 +4,6 @@ Letters in docstrings: D model width, H heads, K key head width, V value head wi
 experts, k experts per token, L latent width of the experts, F expert inner width.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag

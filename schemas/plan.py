@@ -4,11 +4,9 @@ JSON, versioned, canonical; `hash` covers all the rest. Sizes are bytes, times a
 device unless a field says otherwise.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-from typing import Literal
+from typing import Literal, Self
 
 from shipway.schemas.base import Schema
 from shipway.schemas.blueprint import Blueprint
@@ -258,7 +256,7 @@ class Plan(Schema):
     warnings: tuple[str, ...] = ()
     hash: str = ""
 
-    def sealed(self) -> Plan:
+    def sealed(self) -> Self:
         """The same plan with `hash` set from all the rest."""
         return self.model_copy(update={"hash": content_hash(self, without="hash")})
 

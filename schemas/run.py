@@ -1,7 +1,5 @@
 """The record of a run: what was launched, and every attempt at it. It outlives the client that launched."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from shipway.schemas.base import Schema

@@ -3,8 +3,6 @@
 Sizes are bytes, times seconds.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from shipway.schemas.base import Schema

@@ -1,7 +1,5 @@
 """The training half of a blueprint: stages, optimizer, data, precision, checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """What `shipway verify` read off the devices: a few steps of a build, measured as a plan states them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
