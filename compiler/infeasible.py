@@ -91,17 +91,13 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
         lambda v: v == 1 or not space.predictions,
         "the runtime runs multi-token prediction on whole rows and whole models only",
     )
-    images = (
-        lambda v: v == 1 or not space.images,
-        "the runtime trains on images with data and expert parallel only, and this stage's data has images",
-    )
     match field:
         case "tensor_parallel":
             rules = [dividing(x.value, f"the {x.what}") for x in space.limits if x.axis == "tp"]
             rules.append(
                 dividing(space.context // space.granule, "the sequence, which sequence parallel cuts")
             )
-            return devices, [*rules, images]
+            return devices, rules
         case "context_parallel":
             halves = (
                 lambda v: v == 1 or space.context % (2 * v) == 0,
@@ -115,7 +111,7 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
                 lambda v: v == 1 or space.constraints.delta_context != "heads" or space.delta_heads % v == 0,
                 f"delta_context heads deals out the {space.delta_heads} delta-attention heads over them",
             )
-            return devices, [halves, slices, heads, predictions, images]
+            return devices, [halves, slices, heads, predictions]
         case "expert_parallel":
             if not space.experts:
                 return [1], [(lambda v: v == 1, "the model has no routed experts")]
@@ -126,7 +122,7 @@ def _rules(space: Space, field: str):  # type: ignore[no-untyped-def]
                 lambda v: v == 1 or not space.tied,
                 "the head shares the embedding's table, which would stand on two pipeline ranks",
             )
-            return anything[: space.layers], [layers, tied, predictions, images]
+            return anything[: space.layers], [layers, tied, predictions]
         case "virtual_stages":
             most = space.capability.virtual_stages
             return range(1, most + 1), [

@@ -93,7 +93,6 @@ def problem(
         any_size=blueprint.training.objective == "cost",
         delta_heads=model.attention.delta.heads if model.attention.delta else 0,
         predictions=model.multi_token_prediction.depth if model.multi_token_prediction else 0,
-        images=blueprint.training.data.has_images(stage.mix),
         split=split_shapes(p for row in work.rows for p in row.parameters()),
         capability=capability(blueprint.training.precision),
         offload=pins.offload or "none",

@@ -35,8 +35,6 @@ class Space:
     constraints: LayoutConstraints
     any_size: bool = False
     """Whether layouts that leave most devices idle are of interest."""
-    images: bool = False
-    """Whether rows have images, which the runtime trains on without tp, cp and pp only."""
     split: Split = UNSPLIT
     """Shapes that FSDP must be able to share."""
     delta_heads: int = 0
@@ -76,8 +74,6 @@ def limit_allows(limits: Sequence[Limit], axis: str, degree: int) -> bool:
 
 def tensor_allowed(space: Space, degree: int) -> bool:
     """Whether a tensor-parallel degree divides all that it must."""
-    if space.images and degree > 1:
-        return False
     return limit_allows(space.limits, "tp", degree) and space.context % (degree * space.granule) == 0
 
 
@@ -86,9 +82,7 @@ def context_allowed(space: Space, degree: int) -> bool:
     if degree == 1:
         return True
     return (
-        not (space.predictions or space.images)
-        and space.context % (2 * degree) == 0
-        and context_slices(space.context, degree)
+        not space.predictions and space.context % (2 * degree) == 0 and context_slices(space.context, degree)
     )
 
 
@@ -104,7 +98,7 @@ def context_slices(context: int, degree: int) -> bool:
 
 def pipeline_allowed(space: Space, degree: int) -> bool:
     """Whether every pipeline rank has a layer, and nothing would have to stand on two of them."""
-    whole = space.tied or space.predictions or space.images
+    whole = space.tied or space.predictions
     return degree == 1 or (degree <= space.layers and not whole)
 
 

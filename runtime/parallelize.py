@@ -1,9 +1,9 @@
 """From a single-device model to this rank's part of it, in one fixed order.
 
-Linear modules that multiply in fp8 become so first; tp, ep, cp rewrite how modules compute; blocks are
-compiled if asked for; recomputation wraps what they have become; FSDP shards what is left; the pipeline's
-schedule stands around all. The model is built without memory, spread, and only then materialised and
-initialised, so that no rank ever holds more than its part.
+Linear modules that multiply in fp8 become so first; tp, ep, cp rewrite how modules compute; pictures are
+shared over tp and cp; blocks are compiled if asked for; recomputation wraps what they have become; FSDP
+shards what is left; the pipeline's schedule stands around all. The model is built without memory, spread,
+and only then materialised and initialised, so that no rank ever holds more than its part.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shipway.runtime.parallel.data import DTYPES, FP32_SUFFIXES, apply_fsdp
 from shipway.runtime.parallel.expert import apply_expert_parallel
 from shipway.runtime.parallel.float8 import apply_float8, check_linears
 from shipway.runtime.parallel.offload import apply_offloaded_recompute
+from shipway.runtime.parallel.pictures import apply_picture_parallel
 from shipway.runtime.parallel.pipeline import Chunk, Pipeline, chunks_of, keep_chunk
 from shipway.runtime.parallel.recompute import apply_recompute
 from shipway.runtime.parallel.tensor import apply_tensor_parallel
@@ -115,6 +116,7 @@ def parallelize(model: nn.Module, mesh: Mesh, arithmetic: Arithmetic) -> None:
     apply_tensor_parallel(model, mesh)
     apply_expert_parallel(model, mesh)
     apply_context_parallel(model, mesh)
+    apply_picture_parallel(model, mesh)
     apply_compilation(model, mesh.device, arithmetic.compilation, mesh.size("tp"), fp8=fp8)
     if mesh.layout.offloads_activations:
         apply_offloaded_recompute(model, mesh.device)

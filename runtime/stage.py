@@ -111,8 +111,7 @@ def build_trainer(
     training = plan.blueprint.training
     layout = fit_layout(stage.layout, dist.get_world_size(), stage.sequences_per_step)
     check_layout(layout, training.precision)
-    mix = training.stage(stage.name).mix
-    check_model(layout, plan.blueprint.model, stage.context_tokens, training.data.has_images(mix))
+    check_model(layout, plan.blueprint.model, stage.context_tokens)
     mesh = build_mesh(layout, device, meshes)
     model = build_parallel_model(
         module, mesh, training.precision, training.seed, training.compile, plan.fp8_linears

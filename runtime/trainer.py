@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from shipway.runtime.average import Average
 from shipway.runtime.data.batch import Batch
 from shipway.runtime.data.context_parallel import shard_for_context_parallel
-from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.gradients import clip, gradient_norm, zero_missing
 from shipway.runtime.optimizers import Optimizer
 from shipway.runtime.parallel.data import reduce_replicated, replicated_parameters, set_gradient_sync
@@ -99,16 +98,9 @@ class Trainer:
     def _forward_backward(self, batches: Sequence[Batch], valid_tokens: int) -> Tensor:
         """Accumulate gradients of the mean loss; returns the loss summed over the whole cluster."""
         mesh = self.model.mesh
-        cut = mesh.size("cp") * mesh.size("pp") > 1
-        if cut and any(batch.images is not None for batch in batches):
-            raise Fatal(
-                "images cannot be trained on under context or pipeline parallel;"
-                " plan with training.layout {context_parallel: 1, pipeline_parallel: 1}"
-            )
         slices = [shard_for_context_parallel(b, mesh.rank("cp"), mesh.size("cp")) for b in batches]
         if self.model.pipeline:
-            on_devices = [batch.to(mesh.device) for batch in slices]
-            total = self.model.pipeline.forward_backward(on_devices, valid_tokens)
+            total = self.model.pipeline.forward_backward(slices, valid_tokens)
             return mesh.all_reduce(total, ["dp_replicate", "fsdp", "pp"])
         (model,) = self.model.parts
         total = torch.zeros((), device=mesh.device)

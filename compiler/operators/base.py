@@ -77,7 +77,7 @@ class Shard:
     element_bytes: int = 2
     """Bytes of an activation: 2 in bf16, 4 in fp32."""
     patches: Number = 0
-    """Image patches in the micro-batch on this rank."""
+    """Image patches in the micro-batch's whole rows, which ranks of tp x cp share picture by picture."""
     patches_per_image: Number = 1024
     """Patches of one image: attention in the vision tower does not cross images."""
     delta_heads: Number = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
+
 from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.base import (
     Attention,
@@ -15,6 +17,7 @@ from shipway.compiler.operators.base import (
     Parameter,
     Saved,
     Shard,
+    Transfer,
 )
 from shipway.compiler.operators.linear import gemm
 from shipway.compiler.operators.norm import norm_kernel, norm_saved
@@ -26,6 +29,8 @@ CHANNELS = 3
 """Colours of a pixel."""
 INDEX_BYTES = 8
 """Indices are int64."""
+PIXEL_BYTES = 4
+"""Pictures come in fp32."""
 
 
 def _vision_weight(name: str, *shape: int) -> Parameter:
@@ -86,7 +91,7 @@ class VisionTower(Operator):
         )
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
-        dims, patches = self.dims, patches_of(self, shard)
+        dims, patches = self.dims, share_of(self, shard)
         element = patches * shard.element_bytes
         per_image = self.patches_per_image or shard.patches_per_image
         images = patches / per_image
@@ -117,7 +122,7 @@ class VisionTower(Operator):
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
         """plain: documents are gathered by length, so the core's output and the one in order both live."""
-        dims, patches = self.dims, patches_of(self, shard)
+        dims, patches = self.dims, share_of(self, shard)
         element = patches * shard.element_bytes
         plain = shard.implementation == "plain"
         channels, inner = self.channels * element, dims.inner_width * element
@@ -128,13 +133,14 @@ class VisionTower(Operator):
         products = 2 * element * dims.width + 2 * inner
         return (
             Saved("pixels", element * self.pixels),
+            Saved("pixels of others", (patches_of(self, shard) - patches) * self.pixels * PIXEL_BYTES),
             Saved("order of patches", patches * INDEX_BYTES),
             Saved("encoder layers", (2 * norm + core + indices + rotary + products) * dims.layers),
             Saved("final norm", norm),
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        return 2 * patches_of(self, shard) * self.dims.inner_width * shard.element_bytes
+        return 2 * share_of(self, shard) * self.dims.inner_width * shard.element_bytes
 
 
 @frozen
@@ -160,7 +166,7 @@ class Projector(Operator):
         )
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
-        tokens, inner = patches_of(self, shard) / self.dims.merge**2, self.dims.projector_width
+        tokens, inner = share_of(self, shard) / self.dims.merge**2, self.dims.projector_width
         element = tokens * inner * shard.element_bytes
         return (
             gemm("up", tokens, self.merged_width, inner),
@@ -169,13 +175,46 @@ class Projector(Operator):
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        element = patches_of(self, shard) / self.dims.merge**2 * shard.element_bytes
+        element = share_of(self, shard) / self.dims.merge**2 * shard.element_bytes
         return (
             Saved("merged patches", element * self.merged_width),
             Saved("projector inner", 2 * element * self.dims.projector_width),
         )
 
+    def scratch_bytes(self, shard: Shard) -> Number:
+        """Embeddings gathered from all ranks that share the pictures, before each takes its own."""
+        ranks = shard.tensor * shard.context_parallel
+        return (ranks > 1) * self._embedding_bytes(shard, ranks)
+
+    def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
+        """Gathering over tp, then over cp, in the sizes that the largest share sets."""
+        if not self.patches_per_token:
+            return ()
+        over_tp = self._embedding_bytes(shard, shard.tensor)
+        over_cp = over_tp * shard.context_parallel
+        return (
+            Transfer("image embeddings", "tp", "all_gather", over_tp, "forward"),
+            Transfer("image embeddings", "cp", "all_gather", over_cp, "forward"),
+            Transfer("image embeddings' gradient", "cp", "reduce_scatter", over_cp, "backward"),
+            Transfer("image embeddings' gradient", "tp", "reduce_scatter", over_tp, "backward"),
+        )
+
+    def _embedding_bytes(self, shard: Shard, ranks: Number) -> Number:
+        """What so many ranks' largest shares come to."""
+        return ranks * share_of(self, shard) / self.dims.merge**2 * self.width * shard.element_bytes
+
 
 def patches_of(operator: VisionTower | Projector, shard: Shard) -> Number:
-    """Patches of a micro-batch on one rank: those given, and those that full rows would hold."""
-    return shard.patches + operator.patches_per_token * shard.tokens
+    """Patches in a micro-batch's whole rows: those given, and those that full rows would hold."""
+    return shard.patches + operator.patches_per_token * shard.tokens * shard.context_parallel
+
+
+def share_of(operator: VisionTower | Projector, shard: Shard) -> Number:
+    """Patches that one of the tp x cp ranks encodes at most.
+
+    Whole pictures go to whoever has least, the largest first (runtime/parallel/pictures.py): nobody has more
+    than an equal part and, of the largest picture, what the others lack (Graham, 1969).
+    """
+    patches, ranks = patches_of(operator, shard), shard.tensor * shard.context_parallel
+    largest = operator.patches_per_image or shard.patches_per_image
+    return np.minimum(patches, patches / ranks + largest * (1 - 1 / ranks))

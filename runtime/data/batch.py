@@ -54,9 +54,15 @@ class Batch:
         return int((self.labels != IGNORED).sum())
 
     @property
-    def image_arguments(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Keyword arguments of a generated model that sees images; none where the stage has no images."""
-        return {} if self.images is None else {"images": (self.images.patches, self.images.grids)}
+    def image_arguments(self) -> dict[str, tuple[Tensor, ...]]:
+        """Keyword arguments of a generated model that sees images; none where the stage has no images.
+
+        Under context parallel `image_index` goes with them, for `parallel.pictures`.
+        """
+        if self.images is None:
+            return {}
+        images = self.images.patches, self.images.grids
+        return {"images": images if self.image_index is None else (*images, self.image_index)}
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """The same batch on a device."""

@@ -28,7 +28,7 @@ def shard_for_context_parallel(
     columns = columns.to(batch.tokens.device)
     tokens = batch.tokens.index_select(1, columns)
     image_index = None
-    if batch.images is not None:
+    if batch.images is not None and cp_size > 1:
         is_image = batch.tokens == batch.images.token
         number = (is_image.flatten().cumsum(0) - 1).view_as(is_image).index_select(1, columns)
         image_index = number[tokens == batch.images.token]

@@ -3,7 +3,8 @@
 A chunk is the generated model with the rest left out, under the names of the whole model. What passes
 between chunks is the hidden state, or with attention residuals the stack of sources [S, B, T, D], whose
 S grows with depth. Its shape is computed here, so that torch need not run the model to find out (which
-would count tokens in the routers twice).
+would count tokens in the routers twice). Pictures of all sizes do not stack over micro-batches: they wait on
+the ranks of the first chunk, in host memory, until the schedule begins theirs.
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ class Pipeline:
     _schedules: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     _valid_tokens: int = 1
     _loss_sum: Tensor | None = None
+    _waiting: Sequence[Batch] = ()
+    """The micro-batches of the step under way, for what is not stacked over them."""
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -173,11 +176,17 @@ class Pipeline:
         tokens: Tensor,
         labels: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        number: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """The generated forward for torch's stages, which cut [1, n] boundaries from a stack of them."""
+        """The generated forward for torch's stages, which cut [1, n] boundaries from a stack of them.
+
+        `number` [1] is that of the micro-batch, on the CPU.
+        """
         if cu_seqlens is not None and cu_seqlens.dim() == 2:
             cu_seqlens = cu_seqlens.squeeze(0)
+        if number is not None and part.embed is not None:
+            options |= self._pictures(int(number))
         if part.norm is not None:
             out: Tensor = type(part).forward(part, tokens, labels, cu_seqlens, **options)
             return out
@@ -195,16 +204,29 @@ class Pipeline:
 
         Returns this rank's part of the sum: the last chunk's loss, other chunks' auxiliary losses.
         """
-        tokens = torch.cat([batch.tokens for batch in batches])
-        labels = torch.cat([batch.labels for batch in batches])
-        bounds = _stacked([batch.cu_seqlens for batch in batches])
+        device = self.mesh.device
+        tokens = torch.cat([batch.tokens.to(device, non_blocking=True) for batch in batches])
+        labels = torch.cat([batch.labels.to(device, non_blocking=True) for batch in batches])
+        bounds = _stacked([batch.cu_seqlens.to(device, non_blocking=True) for batch in batches])
+        self._waiting = batches
+        numbers = torch.arange(len(batches))
         self._valid_tokens = max(1, valid_tokens)
         self._loss_sum = torch.zeros((), device=self.mesh.device)
         schedule = self._schedule(len(batches), *batches[0].tokens.shape)
         inputs = (tokens,) if self.chunks[0].is_first else ()
         target = labels if self.chunks[-1].is_last else None
-        schedule.step(*inputs, target=target, labels=labels, cu_seqlens=bounds, return_outputs=False)
+        schedule.step(
+            *inputs, target=target, labels=labels, cu_seqlens=bounds, number=numbers, return_outputs=False
+        )
+        self._waiting = ()
         return self._loss_sum
+
+    def _pictures(self, number: int) -> dict[str, tuple[Tensor, ...]]:
+        """Keyword arguments of the first chunk for micro-batch `number`, on the device."""
+        return {
+            name: tuple(x.to(self.mesh.device, non_blocking=True) for x in tensors)
+            for name, tensors in self._waiting[number].image_arguments.items()
+        }
 
     def _loss(self, loss: Tensor, labels: Tensor) -> Tensor:
         assert self._loss_sum is not None
@@ -259,11 +281,12 @@ class Pipeline:
                 x = torch.empty_like(self.hidden(chunk.sources, rows, tokens), device=self.mesh.device)
                 dist.recv(x, group=group, group_src=layout.rank_of(chunk.number - 1))
             if chunk.is_last:
-                scores = model_scorer(part)(replace(batch, tokens=x))
+                scores = model_scorer(part)(replace(batch, tokens=x, images=None))
                 continue
             training = part.training
             part.eval()
-            x = part(x, None, batch.cu_seqlens).contiguous()
+            seen = batch.image_arguments if chunk.is_first else {}
+            x = part(x, None, batch.cu_seqlens, **seen).contiguous()
             part.train(training)
             if layout.rank_of(chunk.number + 1) != here:
                 dist.send(x, group=group, group_dst=layout.rank_of(chunk.number + 1))

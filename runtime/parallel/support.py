@@ -43,17 +43,12 @@ def _check_offload(layout: Layout) -> None:
         )
 
 
-def check_model(layout: Layout, model: Model, context_tokens: int, has_images: bool = False) -> None:
+def check_model(layout: Layout, model: Model, context_tokens: int) -> None:
     """Raise Fatal naming all that would have to be split and cannot, with the legal degrees."""
     _check_heads(layout, model)
     degree = layout.tensor_parallel
     if degree == 1:
         return
-    if has_images:
-        raise Fatal(
-            "the runtime cannot train on images under tensor parallel:"
-            " plan with training.layout {tensor_parallel: 1}"
-        )
     sizes = dict(tensor_parallel_sizes(model, context_tokens // layout.context_parallel))
     wrong = [f"{count} {what}" for what, count in sizes.items() if count % degree]
     if wrong:

@@ -124,7 +124,9 @@ def _give_positions(
     ranks: int, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positions of all tokens, which the model would count from the shard that it sees."""
-    bound = inspect.signature(type(model).forward).bind(model, *args, **kwargs)
+    signature = inspect.signature(type(model).forward)
+    known = {name: value for name, value in kwargs.items() if name in signature.parameters}
+    bound = signature.bind(model, *args, **known)  # a pipeline's own arguments go past it
     if bound.arguments.get("positions") is None:
         tokens: Tensor = bound.arguments["tokens"]
         batch, length = tokens.shape[-3:-1] if tokens.is_floating_point() else tokens.shape

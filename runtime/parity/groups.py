@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-GROUPS = ("router", "experts", "shared", "latent", "residual", "norms", "attention", "ends", "dense")
+GROUPS = (
+    "vision",
+    "router",
+    "experts",
+    "shared",
+    "latent",
+    "residual",
+    "norms",
+    "attention",
+    "ends",
+    "dense",
+)
 """All, in the order in which ranks agree to take them."""
 
 
 def group_of(parameter: str) -> str:
     """The column of the table that a parameter's gradient is in."""
     for word, group in (
+        ("vision", "vision"),
         ("router", "router"),
         ("experts", "experts"),
         ("shared", "shared"),

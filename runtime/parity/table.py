@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shipway.runtime.parity.batches import MICRO_SEQUENCES, SEQUENCES, BatchKind
+from shipway.runtime.parity.batches import MERGE, MICRO_SEQUENCES, PATCH, SEQUENCES, BatchKind
 from shipway.schemas.layout import Layout
 
-ModelName = Literal["hybrid", "auxiliary", "deep"]
+ModelName = Literal["hybrid", "auxiliary", "deep", "seeing"]
 
 SMALL = (
     "tiny",
@@ -43,9 +43,13 @@ MODELS: Mapping[ModelName, tuple[str, ...]] = {
         "model.attention.latent.position.kind=rotary",
     ),
     "deep": ("model.layers=8",),
+    "seeing": (
+        "+model.vision={layers: 2, width: 32, heads: 2, head_width: 16, inner_width: 64, position_grid: 6,"
+        f" projector_width: 64, patch: {PATCH}, merge: {MERGE}}}",
+    ),
 }
 """Every text block of the reference design; balancing by a loss, rotary positions; enough layers for two
-chunks on each of four pipeline ranks."""
+chunks on each of four pipeline ranks; a vision tower."""
 
 
 def overrides(model: ModelName, device: str) -> tuple[str, ...]:
@@ -192,6 +196,24 @@ OFFLOADED: Mapping[str, Layout] = {
     "pp 2, zbv, both offloaded": layout("pp 2", **V_SHAPED["zbv"], offload="both", recompute="full"),
 }
 
+SEEING: Mapping[str, Layout] = {
+    "fsdp 4, pictures": layout("fsdp 4"),
+    "fsdp 2, ep 2, full recomputation, pictures": layout("fsdp 2, ep 2", recompute="full"),
+    "tp 2, pictures": layout("tp 2"),
+    "tp 2, ep 2, micro-batches without, pictures": layout("tp 2, ep 2", micro_batch=1),
+    "cp 2, pictures": layout("cp 2"),
+    "cp 4, pictures": layout("cp 4", micro_batch=1),
+    "cp 2, tp 2, pictures": layout("cp 2, tp 2"),
+    "fsdp 2, cp 2, pictures": layout("fsdp 2, cp 2"),
+    "pp 2, pictures": layout("pp 2", **PIPELINE),
+    "pp 2, interleaved, pictures": layout("pp 2", **INTERLEAVED),
+    "pp 2, zbv, pictures": layout("pp 2", **V_SHAPED["zbv"]),
+    "pp 2, fsdp 2, dualpipev, pictures": layout("pp 2, fsdp 2", **V_SHAPED["dualpipev"]),
+    "pp 2, tp 2, pictures": layout("pp 2, tp 2", **PIPELINE),
+    "pp 2, cp 2, zbv, pictures": layout("pp 2, cp 2", **V_SHAPED["zbv"]),
+    "pp 2, cp 2, tp 2, pictures": layout("pp 2, cp 2, tp 2", **PIPELINE),
+}
+
 ROWS: Mapping[str, Row] = {
     **_rows(SHARDED | EXPERTS | TENSOR | CONTEXT | PIPELINED | OFFLOADED),
     **_rows(
@@ -231,5 +253,6 @@ ROWS: Mapping[str, Row] = {
         },
         model="deep",
     ),
+    **_rows(SEEING, model="seeing", batch="pictures"),
 }
 """Every axis alone, the combinations that plans are made of, and the batches that go wrong elsewhere."""

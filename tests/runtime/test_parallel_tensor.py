@@ -148,10 +148,3 @@ def test_what_does_not_divide_is_refused_all_at_once_with_the_legal_degrees() ->
         Fatal, match="divide 2 delta-attention heads, 2 latent-attention heads; below it 1, 2 "
     ):
         check_model(Layout(tensor_parallel=4), model, 32)
-
-
-def test_tensor_parallel_on_images_is_refused_and_on_text_alone_is_not() -> None:
-    model = variant("vision", vocabulary=64)
-    check_model(Layout(tensor_parallel=2), model, 32)
-    with pytest.raises(Fatal, match="images"):
-        check_model(Layout(tensor_parallel=2), model, 32, has_images=True)

@@ -25,6 +25,7 @@ from shipway.schemas.blueprint import Blueprint
 from shipway.schemas.layout import Layout
 from tests.compiler.operators.models import Data, same_examples
 from tests.compiler.operators.traced_step import Call, traced_step
+from tests.templates.generated import variant
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about its own names
 
@@ -196,5 +197,29 @@ def test_every_collective_of_a_step(name: str, data: st.DataObject) -> None:
     recompute = data.draw(st.sampled_from(["none", "selective", "full"]))
     layout = Layout(**{"zero": 1 if is_piped else 3, "recompute": recompute, **degrees})
     blueprint = blueprint_of(data.draw(splittable(layout)), data.draw(trainings()), layout)
+    stated, layout, rank = stated_step(blueprint, layout)
+    assert not differences(stated, traced_step(blueprint, layout, rank))
+
+
+SEEING: dict[str, dict[str, Any]] = {
+    "tensor parallel": {"tensor_parallel": 2, "micro_batches": 2},
+    "context parallel": {"context_parallel": 2, "data_parallel_shard": 2},
+    "both, in a pipeline": {
+        "pipeline_parallel": 2,
+        "schedule": "1f1b",
+        "zero": 1,
+        "micro_batches": 2,
+        "context_parallel": 2,
+        "tensor_parallel": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_every_collective_of_a_step_on_pictures(name: str) -> None:
+    layout = Layout(**SEEING[name])
+    drawn = {"kind": "rendered_text", "largest_tokens": CONTEXT}
+    model = variant("vision", vocabulary=260, attention__delta__heads=4).model_dump(mode="json")
+    blueprint = blueprint_of(model, {"data": {"sources": {"drawn": drawn}}}, layout)
     stated, layout, rank = stated_step(blueprint, layout)
     assert not differences(stated, traced_step(blueprint, layout, rank))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shipway.runtime.data.batch import Batch
+from shipway.runtime.data.batch import Batch, Images
 from shipway.runtime.mesh import build_mesh
 from shipway.runtime.optimizers import build_optimizer
 from shipway.runtime.parallelize import build_parallel_model
@@ -146,4 +146,12 @@ def traced_step(blueprint: Blueprint, layout: Layout, rank: int) -> Counter[Call
 def _batch(blueprint: Blueprint, rows: int, length: int, seed: int) -> Batch:
     tokens = tokens_of(blueprint.model, rows, length, seed)
     bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32)
-    return Batch(tokens, next_labels(tokens), bounds)
+    batch = Batch(tokens, next_labels(tokens), bounds)
+    training, vision = blueprint.training, blueprint.model.vision
+    if vision is None or not training.data.has_images(training.stages[0].mix):
+        return batch
+    # a picture of one line of tokens fills every row
+    grids = torch.tensor([[vision.merge, vision.merge * length]] * rows)
+    patches = torch.randn(rows * length * vision.merge**2, 3 * vision.patch**2)
+    token = blueprint.model.vocabulary - 1
+    return replace(batch, tokens=torch.full_like(tokens, token), images=Images(patches, grids, token))

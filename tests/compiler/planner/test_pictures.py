@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+
+import pytest
 
 from shipway.compiler.lower import lower
 from shipway.compiler.operators.base import Shard, flops
+from shipway.compiler.operators.vision import VisionTower, share_of
 from shipway.compiler.pictures import with_pictures
 from shipway.compiler.pipeline import make_plan
 from shipway.compiler.workload import FIRST, workload
@@ -55,3 +59,21 @@ def test_a_plan_counts_the_towers_work_and_says_that_it_is_a_bound() -> None:
     assert kept["pictures"] > kept["text"]
     assert any("stage read: memory and time are upper bounds" in warning for warning in seeing.warnings)
     assert any("without images: stages are text" in warning for warning in reading.warnings)
+
+
+@pytest.mark.parametrize("axis", ["tensor_parallel", "context_parallel"])
+def test_ranks_of_a_row_share_its_pictures_and_gather_what_they_make_of_them(axis: str) -> None:
+    stage = planned(f"training.layout.{axis}=2", "training.stages.0.context=128").stages[0]
+    sent = {line.name: line.collective for line in stage.communication if line.name.startswith("image")}
+    assert sent == {"image embeddings": "all_gather", "image embeddings' gradient": "reduce_scatter"}
+    assert not any(line.name.startswith("image") for line in planned().stages[0].communication)
+
+
+def test_no_rank_is_planned_with_more_than_all_or_less_than_its_part() -> None:
+    tower = VisionTower(variant("vision").vision, patches_per_token=4, patches_per_image=64)
+    alone, shared = Shard(1, 64), Shard(1, 64, tensor=2, context_parallel=2)
+    assert share_of(tower, alone) == 64 * 4
+    assert (
+        share_of(tower, shared) == 64 * 4 / 4 + 64 * 3 / 4
+    )  # an equal part, and what others lack of a picture
+    assert share_of(replace(tower, patches_per_image=256), shared) == 64 * 4

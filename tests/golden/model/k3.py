@@ -657,12 +657,16 @@ class Model(nn.Module):
             x = self.embed(tokens)  # [B, T, D]
             if images is not None:
                 assert self.vision is not None
-                x = x.masked_scatter((tokens == IMAGE_TOKEN).unsqueeze(-1), self.vision(*images).to(x.dtype))
+                x = self.with_images(x, tokens, self.vision(*images))
             sources = [x]
         for name, layer in self.layers.items():
             cache = None if caches is None else caches.layers[name]
             sources = layer(sources, cu_seqlens, cache)
         return sources
+
+    def with_images(self, x: Tensor, tokens: Tensor, seen: Tensor) -> Tensor:
+        """x [B, T, D] with the embeddings of images [image tokens, D] where IMAGE_TOKEN stands."""
+        return x.masked_scatter((tokens == IMAGE_TOKEN).unsqueeze(-1), seen.to(x.dtype))
 
     def read_out(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """x [B, T, D] -> logits [B, T, VOCABULARY]; with labels [B, T] the sum of their losses."""
