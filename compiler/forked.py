@@ -28,15 +28,15 @@ def may_fork() -> bool:
 
 @contextmanager
 def ahead(
-    load: Callable[[], Callable[[Item], Result]], meanwhile: Callable[[], object]
-) -> Iterator[Callable[[Item], Result]]:
+    load: Callable[[], Callable[[Item], Result]],
+) -> Iterator[Callable[[Item, Callable[[], object]], Result]]:
     """The function that `load` loads, in a process of its own while this one still finds out what to ask.
 
-    It can be called once; while it works, this process does what it can `meanwhile`. Where there is no core
-    for it or a fork is not safe, all is done here when it is called.
+    It can be called once; the second argument is what this process does while the other one works. Where
+    there is no core for it or a fork is not safe, all is done here when it is called.
     """
     if cores() < 2 or not may_fork():
-        yield lambda item: load()(item)
+        yield lambda item, meanwhile: load()(item)
         return
     asked, question = os.pipe()
 
@@ -49,7 +49,7 @@ def ahead(
     os.close(asked)
     with os.fdopen(question, "wb", buffering=0) as stream:
 
-        def call(item: Item) -> Result:
+        def call(item: Item, meanwhile: Callable[[], object]) -> Result:
             import pickle
 
             with suppress(BrokenPipeError):  # then its result says what happened

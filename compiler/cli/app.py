@@ -9,7 +9,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import completion
@@ -17,6 +17,9 @@ from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from shipway.compiler.cli import commands, exit_codes
+
+if TYPE_CHECKING:
+    from shipway.compiler.cli.planner import Planner
 
 ORDER = ("init", "validate", "plan", "show", "build", "launch", "explain", "schema", "doctor")
 """Commands in the order that a newcomer meets them; the others follow alphabetically."""
@@ -113,10 +116,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit(exit_codes.OK)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns its exit status."""
+def run(arguments: Sequence[str], planner: Planner | None = None) -> int:
+    """Run one command line, with the planner where one loads for it already; returns its exit status."""
     try:
-        status = _run(arguments)
+        status = _run(arguments, planner)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone (`| head`)
         _drop_output()
@@ -132,10 +135,10 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], planner: Planner | None) -> int:
     command = typer.main.get_command(application())
     try:
-        status = command.main(list(arguments), prog_name="shipway", standalone_mode=False)
+        status = command.main(list(arguments), prog_name="shipway", standalone_mode=False, obj=planner)
     except TyperException as error:
         return _usage(error, arguments)
     except (Abort, KeyboardInterrupt):

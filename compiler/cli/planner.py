@@ -1,17 +1,16 @@
-"""The planner, loaded in a process of its own while this one still reads the blueprint."""
+"""The planner, loaded in a process of its own while this one reads the command line and the blueprint."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from shipway.compiler.forked import ahead
 from shipway.compiler.frozen import frozen
 
 if TYPE_CHECKING:
-    from shipway.compiler.cli.output import Output
     from shipway.schemas.blueprint import Blueprint
     from shipway.schemas.calibration import Calibration
     from shipway.schemas.diagnostics import Diagnostic
@@ -28,15 +27,25 @@ class Asked:
     figures: Calibration | None
 
 
-Planner = Callable[[Asked], "Plan | list[Diagnostic]"]
+Planner = Callable[[Asked, Callable[[], object]], "Plan | list[Diagnostic]"]
+"""Makes a plan, once; while it does, something else can be done."""
+
+OTHERWISE = frozenset({"--help", "--serving", "--dump-after"})
+"""Options of `shipway plan` that the planner is not asked with."""
 
 
-def planner(output: Output) -> AbstractContextManager[Planner]:
-    """What makes a plan, once; `output` prepares to show it meanwhile."""
-    return ahead(_load, output.prepare)
+def planner() -> AbstractContextManager[Planner]:
+    """The planner, which loads from now on."""
+    return ahead(_load)
 
 
-def _load() -> Planner:
+def planner_for(arguments: Sequence[str]) -> AbstractContextManager[Planner | None]:
+    """The planner where a command line asks for a plan: it loads before anything else does."""
+    asks = list(arguments[:1]) == ["plan"] and OTHERWISE.isdisjoint(arguments)
+    return planner() if asks else nullcontext()
+
+
+def _load() -> Callable[[Asked], Plan | list[Diagnostic]]:
     with _one_blas_thread():
         from shipway.compiler.pipeline import make_plan
 

@@ -55,7 +55,7 @@ def plan_blueprint(read: Read, make: Planner, output: Output, figures: Calibrati
     check_calibration(figures, read.blueprint.cluster.device, output)
     path = read.composed.path
     folder = str(path.parent.absolute()) if path else ""
-    made = make(Asked(read.blueprint, read.origin, folder, figures))
+    made = make(Asked(read.blueprint, read.origin, folder, figures), output.prepare)
     if isinstance(made, list):
         unfit = any(d.code.startswith("PL") for d in made)
         status = exit_codes.NOTHING_FITS if unfit else exit_codes.INVALID
@@ -189,7 +189,7 @@ def plan_source(
         plan = load_plan(source, output)
         refuse_stale(plan, output, Path(source))
         return plan
-    with planner(output) as make:
+    with planner() as make:
         read = read_blueprint(source, overrides, config_dir, output)
         if not output.as_json:
             output.warn(read.warnings)

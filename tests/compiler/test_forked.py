@@ -32,8 +32,8 @@ def load():
     process = os.getpid()
     return lambda item: (item * item, process)
 
-with ahead(load, lambda: print("meanwhile")) as ask:
-    square, process = ask(7)
+with ahead(load) as ask:
+    square, process = ask(7, lambda: print("meanwhile"))
 print(square, process != os.getpid())
 """
     assert printed(program) == ["meanwhile", "49 True"]
@@ -43,7 +43,7 @@ def test_what_nobody_asks_is_ended() -> None:
     program = """
 import signal
 signal.alarm(30)
-with ahead(lambda: signal.pause(), print) as ask:
+with ahead(signal.pause) as ask:
     pass
 try:
     os.wait()
@@ -98,9 +98,9 @@ for work in (lambda: None, lambda: os._exit(1)):
     except ChildProcessError as error:
         print(error)
     helper.end()
-with ahead(lambda: os._exit(1), lambda: None) as ask:
+with ahead(lambda: os._exit(1)) as ask:
     try:
-        ask(bytes(2**20))  # more than a pipe holds
+        ask(bytes(2**20), lambda: None)  # more than a pipe holds
     except ChildProcessError as error:
         print(error)
 """
@@ -141,9 +141,9 @@ def test_with_one_core_all_is_done_here_when_it_is_asked(monkeypatch: pytest.Mon
         loaded.append("loaded")
         return lambda item: item + 1
 
-    with ahead(load, lambda: None) as ask:
+    with ahead(load) as ask:
         assert not loaded
-        assert ask(1) == 2
+        assert ask(1, print) == 2
     assert loaded == ["loaded"]
 
 

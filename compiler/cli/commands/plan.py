@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from shipway.compiler.cli.options import CalibrationFile, ConfigDir, Json, Name,
 
 if TYPE_CHECKING:
     from shipway.compiler.cli.output import Output
+    from shipway.compiler.cli.planner import Planner
     from shipway.compiler.cli.planning import Read
     from shipway.schemas.calibration import Calibration
     from shipway.schemas.layout import LayoutConstraints
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def command(
+    context: typer.Context,
     name: Name,
     overrides: Overrides = None,
     out: Annotated[
@@ -87,7 +90,7 @@ def command(
             output.refuse("CL001", summary, 2)
         _serving(name, overrides, config_dir, calibration, out, output)
         return
-    read, figures, plan = _planned(name, overrides, config_dir, calibration, output)
+    read, figures, plan = _planned(context.obj, name, overrides, config_dir, calibration, output)
     from shipway.schemas.plan import canonical_json
 
     if out is not None:
@@ -121,6 +124,7 @@ def _old(diff: Path, output: Output) -> Plan:
 
 
 def _planned(
+    loading: Planner | None,
     name: str,
     overrides: list[str] | None,
     config_dir: Path | None,
@@ -130,7 +134,7 @@ def _planned(
     """The blueprint, the figures that were given, and the plan; the planner loads beside all that reads."""
     from shipway.compiler.cli.planner import planner
 
-    with planner(output) as make:
+    with nullcontext(loading) if loading else planner() as make:
         from shipway.compiler.cli.planning import plan_blueprint, read_blueprint, read_calibration
 
         read = read_blueprint(name, overrides, config_dir, output)
