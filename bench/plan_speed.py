@@ -1,6 +1,6 @@
 """Time and memory of `make_plan` over cluster sizes and over models; time of the whole command for k3.
 
-CPU seconds count helpers (compiler/spread.py), and say more than seconds where other work runs beside: of the
+CPU seconds count helpers (compiler/forked.py), and say more than seconds where other work runs beside: of the
 command, run several times, the best of both and the median are kept.
 
 Run: python bench/plan_speed.py [--out bench/results/plan_speed.json]

@@ -39,7 +39,7 @@ Objective = Literal["time", "cost", "memory"]
 
 CORES = 1536
 """Cores bounded at a time."""
-BOUNDED = 384
+BOUNDED = 128
 """Of these, cores whose memory is bounded at a time."""
 EXPANDED = 48
 """Cores whose splits are evaluated at a time."""
@@ -128,14 +128,15 @@ def search(problem: Problem) -> Found | None:
         # Nothing can fit: look at what needs least, to say by how much it misses.
         cores = enumerate_layouts(problem.space, _least_demanding(problem), widest=True)
     shared = tables(problem, cores)
-    seconds = bounds.layout_seconds(problem, cores, shared)
     least = bounds.layout_bytes(problem, cores, shared)
-    promise = _objective(problem, cores, seconds, least)
     possible = np.flatnonzero(least <= problem.capacity_bytes)
     if len(possible) == 0:
         nearest = np.argsort(least, kind="stable")[:EXPANDED]
         return _found(problem, legal, [_expand(problem, cores.take(nearest), shared.take(nearest))])
-    order = possible[np.argsort(promise[possible], kind="stable")]
+    cores, shared = cores.take(possible), shared.take(possible)
+    seconds = bounds.layout_seconds(problem, cores, shared)
+    promise = _objective(problem, cores, seconds, least[possible])
+    order = np.argsort(promise, kind="stable")
     return _found(problem, legal, _best_first(problem, cores, shared, order, promise))
 
 
