@@ -10,7 +10,7 @@ from shipway.compiler.describe import describe
 from shipway.compiler.frozen import frozen
 from shipway.compiler.meshes import legal_meshes
 from shipway.compiler.offload_rules import host_is_what_lacks, host_too_small, offload_conflicts
-from shipway.compiler.problem import UNCUT, UNCUT_FOR_FP8, Problem
+from shipway.compiler.problem import Problem
 from shipway.compiler.schedule_rules import micro_batches_refused, schedule_conflicts
 from shipway.compiler.search import Found
 from shipway.compiler.space import CONTEXT_MULTIPLE, Space, context_slices, divisors, nearest_first
@@ -369,8 +369,6 @@ def _way_out(problem: Problem, found: Found, least: float) -> str:
     held = [name for name, value in pins.model_dump(exclude_none=True).items() if value]
     if held:
         ways.append(f"leaving out pinned {', '.join(held)}")
-    if UNCUT in problem.space.limits or UNCUT_FOR_FP8 in problem.space.limits:
-        ways.append("training.compile: none, which lets tensor parallel cut blocks")
     if problem.blueprint.training.precision.optimizer == "fp32":
         ways.append("training.precision.optimizer: bf16")
     return "What would make it fit: " + "; ".join(ways) + "."

@@ -22,11 +22,6 @@ from shipway.schemas.capability import capability
 from shipway.schemas.layout import LayoutConstraints
 from shipway.schemas.training import PretrainStage, Training
 
-UNCUT = Limit("tp", "one rank that a compiled block (training.compile) runs on", 1)
-UNCUT_FOR_FP8 = Limit(
-    "tp", "one rank that a compiled block runs on, as fp8 compiles them unless training.compile is none", 1
-)
-
 
 @frozen(eq=False)
 class Problem:
@@ -111,8 +106,6 @@ def fp8_rates(blueprint: Blueprint) -> Fp8 | None:
 
 def _limits(work: Workload, training: Training) -> Iterator[Limit]:
     """What a degree must divide besides what the model's operators say."""
-    if training.compiles_blocks:
-        yield UNCUT if training.compile == "blocks" else UNCUT_FOR_FP8
     if training.precision.compute == "fp8":
         parameters = {p: None for row in work.rows for p in row.parameters()}
         yield from fp8_limits(tuple(parameters), training.precision.fp8_smallest)

@@ -117,7 +117,7 @@ def parallelize(model: nn.Module, mesh: Mesh, arithmetic: Arithmetic) -> None:
     apply_expert_parallel(model, mesh)
     apply_context_parallel(model, mesh)
     apply_picture_parallel(model, mesh)
-    apply_compilation(model, mesh.device, arithmetic.compilation, mesh.size("tp"), fp8=fp8)
+    apply_compilation(model, mesh.device, arithmetic.compilation, fp8=fp8)
     if mesh.layout.offloads_activations:
         apply_offloaded_recompute(model, mesh.device)
     else:

@@ -18,6 +18,8 @@ from torch import nn
 from shipway.runtime.exit_codes import Fatal
 from shipway.runtime.kernels.dispatch import compiles_blocks
 from shipway.runtime.parallel.data import all_layers
+from shipway.runtime.parallel.expert import Meanwhile
+from shipway.runtime.parallel.tensor import SplitForward
 from shipway.schemas.training import Compilation
 
 KERNELS = ("core", "q_conv", "k_conv", "v_conv")
@@ -31,22 +33,17 @@ def apply_compilation(
     model: nn.Module,
     device: torch.device,
     compilation: Compilation,
-    tensor_parallel: int = 1,
     *,
     fp8: bool = False,
 ) -> None:
     """Compile every block, after the axes have rewritten it and before recomputation wraps the layer.
 
-    Selective recomputation keeps no product of a compiled block, but runs it again whole. Raises Fatal
-    under tensor parallel, whose collectives stand inside blocks, and where this machine lacks a compiler.
+    Selective recomputation keeps no product of a compiled block, but runs it again whole. Collectives of
+    tensor parallel, and the exchange that expert parallel hides under shared experts, stay outside compiled
+    code. Raises Fatal where this machine lacks a compiler.
     """
     if not compiles_blocks(device.type, compilation, fp8=fp8):
         return
-    if tensor_parallel > 1:
-        raise Fatal(
-            "training.compile: blocks (or auto, with fp8) does not go with tensor parallel: set it to none,"
-            " or plan with training.layout {tensor_parallel: 1}"
-        )
     if BACKEND == "inductor":
         check_compiler(device.type)
     for block in blocks(model):
@@ -54,8 +51,19 @@ def apply_compilation(
             kernel = getattr(block, name, None)
             if kernel is not None:
                 kernel.forward = torch.compiler.disable(kernel.forward)
-        compiled: Any = torch.compile(block.forward, backend=BACKEND)
-        block.forward = compiled
+        _compile(block)
+
+
+def _compile(block: nn.Module) -> None:
+    """Replace what the block computes by compiled code, inside what an axis does around it."""
+    owner: Any = block
+    name = "forward"
+    waiting = getattr(block.forward, "__self__", None)
+    if isinstance(waiting, Meanwhile):
+        owner, name = waiting, "compute"
+    if isinstance(getattr(owner, name), SplitForward):
+        owner, name = getattr(owner, name), "inside"
+    setattr(owner, name, torch.compile(getattr(owner, name), backend=BACKEND))
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:

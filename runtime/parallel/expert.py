@@ -68,14 +68,14 @@ class Meanwhile:
     def __init__(self, mixture: nn.Module) -> None:
         self._input: Tensor | None = None
         self._output: Tensor | None = None
-        self._compute = mixture.shared.forward
+        self.compute = mixture.shared.forward
         mixture.register_forward_pre_hook(self._remember)
         mixture.shared.forward = self._hand_over
 
     def run(self) -> None:
         """Compute what the mixture will ask for."""
         assert self._input is not None
-        self._output, self._input = self._compute(self._input), None
+        self._output, self._input = self.compute(self._input), None
 
     def _remember(self, mixture: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._input = inputs[0]

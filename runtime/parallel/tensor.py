@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -85,14 +85,20 @@ def _split(module: nn.Module, kind: str, mesh: Mesh) -> None:
     for name in SPLIT_VECTORS:
         if hasattr(module, name):
             shard_parameter(module, name, axis, 0)
-    module.forward = partial(_forward_split, module, mesh.group("tp"))
+    module.forward = SplitForward(module, mesh.group("tp"))
 
 
-def _forward_split(
-    module: nn.Module, group: dist.ProcessGroup, x: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
-    """x [B, T / tp, D] -> [B, T / tp, D] through this rank's heads or inner width."""
-    return sum_tokens(local_forward(module, gather_tokens(x, group), *args, **kwargs), group)
+class SplitForward:
+    """The forward of a block that tp has split: its collectives stand around what the rank computes."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.inside: Callable[..., Tensor] = partial(local_forward, module)
+        """[B, T, D] -> this rank's part of a sum [B, T, D]; compilation replaces it."""
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x [B, T / tp, D] -> [B, T / tp, D] through this rank's heads or inner width."""
+        return sum_tokens(self.inside(gather_tokens(x, self.group), *args, **kwargs), self.group)
 
 
 def _split_ends(model: nn.Module, mesh: Mesh) -> None:

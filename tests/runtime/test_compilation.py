@@ -1,4 +1,4 @@
-"""Compiled blocks train what eager ones train, under FSDP and recomputation too."""
+"""Compiled blocks train what eager ones train, under FSDP, tensor and expert parallel and recomputation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.templates.generated import build, next_labels, tokens_of, variant
 
 CPU = torch.device("cpu")
 LAYOUTS = [
-    Layout(data_parallel_shard=2, micro_batch=4),
-    Layout(data_parallel_shard=2, micro_batch=2, micro_batches=2, recompute="full"),
     Layout(data_parallel_shard=2, micro_batch=4, recompute="selective"),
+    Layout(data_parallel_shard=2, micro_batch=2, micro_batches=2, recompute="full"),
+    Layout(tensor_parallel=2, expert_parallel=2, micro_batch=4, micro_batches=2, recompute="selective"),
 ]
 
 
@@ -31,7 +31,11 @@ def train_both_ways() -> tuple[list[Outcome], list[Outcome]]:
     for layout in LAYOUTS:
         for found, choice in zip(outcomes, ("none", "blocks"), strict=True):
             trainer = make_trainer(
-                layout, model="grouped", pool=pool, compilation=choice, changes={"layers": 2}
+                layout,
+                model="grouped",
+                pool=pool,
+                compilation=choice,
+                changes={"layers": 2, "vocabulary": 64},
             )
             results = run_steps(trainer, range(1))
             losses, norms = [r.loss for r in results], [r.gradient_norm for r in results]
@@ -40,7 +44,7 @@ def train_both_ways() -> tuple[list[Outcome], list[Outcome]]:
     return outcomes
 
 
-def test_under_fsdp_and_recomputation_compiled_blocks_train_what_eager_ones_train() -> None:
+def test_under_every_axis_and_recomputation_compiled_blocks_train_what_eager_ones_train() -> None:
     eager, compiled = run_ranks(train_both_ways, 2)[0]
     for found, expected in zip(compiled, eager, strict=True):
         assert found.losses == pytest.approx(expected.losses, rel=2e-5)
@@ -76,11 +80,6 @@ def test_every_attention_unit_and_vision_layer_is_a_block() -> None:
     units = [getattr(layer.feed_forward, "shared", layer.feed_forward) for layer in layers]
     assert set(blocks(hybrid)) == {*(layer.attention for layer in layers), *units}
     assert {*seeing.vision.layers, seeing.vision.projector} <= set(blocks(seeing))
-
-
-def test_tensor_parallel_is_refused() -> None:
-    with pytest.raises(Fatal, match=r"does not go with tensor parallel: set it to none"):
-        apply_compilation(build(variant("grouped gated")), CPU, "blocks", tensor_parallel=2)
 
 
 def test_a_machine_without_a_compiler_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,12 +74,9 @@ def test_uncompiled_it_is_slower_than_bf16_and_a_plan_says_so() -> None:
     assert rounded.stages[0].step_seconds > plain.stages[0].step_seconds
 
 
-def test_tensor_parallel_takes_uncompiled_blocks() -> None:
-    pinned = "+training.layout={tensor_parallel: 2}"
-    (wrong, *_) = refusals("llama31_8b", "cluster=h100_8", pinned)
-    assert "unless training.compile is none" in wrong.summary
-    assert wrong.legal == ("1",)
-    plan = planned(FP8, "training.layout={tensor_parallel: 2}", "training.compile=none")
+@pytest.mark.parametrize("compilation", ["auto", "none"])
+def test_tensor_parallel_takes_compiled_and_uncompiled_blocks(compilation: str) -> None:
+    plan = planned(FP8, "training.layout={tensor_parallel: 2}", f"training.compile={compilation}")
     assert plan.stages[0].layout.tensor_parallel == 2
 
 
@@ -122,8 +119,7 @@ def test_the_terminal_says_what_runs_in_fp8() -> None:
     assert "but for 160 projections whose products run in fp8" in console.file.getvalue()
 
 
-def test_where_only_tensor_parallel_would_fit_the_way_to_it_is_told() -> None:
-    (wrong,) = make_plan(blueprint("llama31_70b", "cluster=h100_8", ONE_STAGE, FP8))
-    assert isinstance(wrong, Diagnostic)
-    assert wrong.code == "PL001"
-    assert "training.compile: none" in wrong.help
+def test_where_only_tensor_parallel_fits_compiled_blocks_take_it() -> None:
+    plan = make_plan(blueprint("llama31_70b", "cluster=h100_8", ONE_STAGE, FP8))
+    assert isinstance(plan, Plan)
+    assert plan.stages[0].layout.tensor_parallel > 1
