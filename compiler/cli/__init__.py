@@ -13,8 +13,12 @@ while modules load (Python's own threshold is 700) takes longer than all the res
 def main() -> None:
     """Entry point of the `shipway` script."""
     gc.set_threshold(GARBAGE_THRESHOLD)
-    from shipway.compiler.cli.app import run
+    from shipway.compiler.cli.planner import planner_for
 
-    status = run(sys.argv[1:])
+    arguments = sys.argv[1:]
+    with planner_for(arguments) as planner:
+        from shipway.compiler.cli.app import run
+
+        status = run(arguments, planner)
     gc.freeze()  # else the program ends with a search for cycles among all that was loaded: a tenth of a plan
     sys.exit(status)

@@ -339,12 +339,14 @@ def test_init_is_valid_as_it_is(folder: Path, capsys: Capture) -> None:
 @contextmanager
 def small_files(most_bytes: int) -> Iterator[None]:
     """As on a full disk: what is longer cannot be written."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, writes = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    sys.dont_write_bytecode = True  # Python 3.11 would leave modules cut short for who loads them next
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 def test_a_full_disk_leaves_what_was_there(folder: Path, capsys: Capture) -> None:
