@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 ASKED = ("sigterm", "sigusr1", "sigterm to one rank")
 KILLED = ("kill one rank", "kill all ranks", "kill all while saving", "kill all while starting", "full disk")
 KINDS = (*KILLED, *ASKED)
+SUPERVISOR = "kill the supervisor"
+"""Of a launched run: its workers save and end."""
+LOSE_NOTHING = (*ASKED, SUPERVISOR)
 FULL_DISK_BYTES = 60_000
 """When the disk is full no file may grow beyond metrics.jsonl by more than this: less than a shard has."""
 START_SECONDS = 300.0
@@ -31,8 +34,19 @@ class Job(Protocol):
     def ask_to_stop(self, number: signal.Signals) -> None:
         """Send a signal to whoever passes it on to all ranks."""
 
+    def supervisor(self) -> int:
+        """Process id of whoever starts it again; raises where nobody does."""
+
     def wait(self) -> int:
         """The exit code, once all ranks have ended."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A start that leaves something behind."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 Start = Callable[[Path, Path, int, int], Job]
@@ -73,12 +87,14 @@ class Outcome:
         return self.finished_step - self.resumed_step
 
 
-def draw(moments: int, seed: int, steps: int, layouts: Sequence[str]) -> list[Moment]:
+def draw(
+    moments: int, seed: int, steps: int, layouts: Sequence[str], kinds_of: Sequence[str] = KINDS
+) -> list[Moment]:
     """Moments of one run: each somewhere in its own stretch of the run, every kind before any comes again."""
     chance = random.Random(f"{seed} {'/'.join(layouts)}")
     kinds: list[str] = []
     while len(kinds) < moments:
-        kinds += chance.sample(KINDS, len(KINDS))
+        kinds += chance.sample(kinds_of, len(kinds_of))
     stretch = (steps - 1) / moments
     drawn = []
     for number in range(moments):
@@ -137,14 +153,19 @@ class Soak:
         self._memory.write_text(json.dumps([asdict(o) for o in (*done, outcome)], indent=1))
         return True
 
+    def close(self) -> None:
+        """End what would go on by itself: a supervisor."""
+        if isinstance(self._start, Closes):
+            self._start.close()
+
     def _job(self, layout: str, attempt: int) -> Job:
         return self._start(self.builds[layout], self.run, self._processes[layout], attempt)
 
 
 def inflict(moment: Moment, job: Job, run: Path) -> None:
     """Wait for the moment, and do to the run what it says."""
+    wait_for(lambda: bool(job.pids()), job)
     if moment.kind == "kill all while starting":
-        wait_for(lambda: bool(job.pids()), job)
         time.sleep(moment.delay * 3)
         kill(job.pids())
         return
@@ -167,6 +188,8 @@ def inflict(moment: Moment, job: Job, run: Path) -> None:
     elif moment.kind == "sigterm to one rank":
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[moment.rank % len(pids)], signal.SIGTERM)
+    elif moment.kind == SUPERVISOR:
+        os.kill(job.supervisor(), signal.SIGKILL)
     else:
         job.ask_to_stop(signal.SIGTERM if moment.kind == "sigterm" else signal.SIGUSR1)
 

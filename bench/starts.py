@@ -62,6 +62,10 @@ class Torchrun:
         """The agent passes it on."""
         self._agent.send_signal(number)
 
+    def supervisor(self) -> int:
+        """There is none."""
+        raise NotImplementedError("started by hand")
+
     def wait(self) -> int:
         """The agent's code."""
         return self._agent.wait(START_SECONDS)
@@ -88,6 +92,10 @@ class Forked:
     def ask_to_stop(self, number: signal.Signals) -> None:
         """All ranks are told."""
         send(self.pids(), number)
+
+    def supervisor(self) -> int:
+        """There is none."""
+        raise NotImplementedError("started by hand")
 
     def wait(self) -> int:
         """One code for all ranks: fatal above all; retryable where they differ, or a signal ended one."""

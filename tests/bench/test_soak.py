@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.breaking import KINDS, Moment, Soak, draw, steps_of
-from bench.soak import Finding, compare, problems
+from bench.soak import OTHER, SAME, compare, problems
 from bench.starts import Forked
 from shipway.runtime.exit_codes import ExitCode
 from shipway.schemas.layout import Layout
@@ -70,7 +70,7 @@ def test_killed_and_out_of_disk_it_loses_no_more_than_the_interval_and_goes_on_b
     ]
     broken = soak("same", moments)
     found = compare(broken.run, unbroken.run, broken.outcomes)
-    assert problems(found, found, INTERVAL) == []
+    assert problems({SAME: found}, INTERVAL) == []
     assert found.identical
     assert len(steps_of(broken.run)) == sum(STAGES.values())
     assert broken.outcomes[0].torn, "it was killed before its checkpoint was finished"
@@ -83,7 +83,7 @@ def test_stopped_it_loses_nothing_and_goes_on_with_other_processes(
 ) -> None:
     broken = soak("other", [at(number=1, kind="sigterm", step=1, layout="alone")])
     found = compare(broken.run, unbroken.run, broken.outcomes)
-    assert problems(Finding(**{**found.__dict__, "identical": True}), found, INTERVAL) == []
+    assert problems({OTHER: found}, INTERVAL) == []
     (stopped,) = broken.outcomes
     assert stopped.exit_code == ExitCode.PREEMPTED
     assert stopped.lost_steps == 0

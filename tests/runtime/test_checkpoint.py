@@ -15,7 +15,7 @@ from shipway.runtime.distributed import host_groups
 from shipway.runtime.exit_codes import Fatal, Retryable
 from shipway.runtime.shards import local_tensor, sharded_axes
 from shipway.runtime.trainer import Trainer
-from shipway.schemas.layout import Layout
+from shipway.schemas.layout import Layout, Offload
 from tests.runtime.ranks import run_ranks
 from tests.runtime.training_cases import make_trainer, run_steps, whole_parameters
 
@@ -34,12 +34,20 @@ def state_of(trainer: Trainer) -> dict[str, dict[str, torch.Tensor]]:
     return {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_tensors()}
 
 
-def save_and_go_on(root: Path, world: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def layout_of(world: int, offload: Offload) -> Layout:
+    """With the optimizer's state where it is asked for."""
+    return LAYOUTS[world].model_copy(update={"offload": offload})
+
+
+def save_and_go_on(
+    root: Path, world: int, offload: Offload = "none"
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Two steps, a save, two more steps: their losses, and the whole parameters at the end."""
-    trainer = make_trainer(LAYOUTS[world])
+    layout = layout_of(world, offload)
+    trainer = make_trainer(layout)
     run_steps(trainer, range(2))
     writer = checkpointer(root)
-    writer.save(2, state_of(trainer), {"optimizer_steps": 2}, LAYOUTS[world])
+    writer.save(2, state_of(trainer), {"optimizer_steps": 2}, layout)
     losses = [result.loss for result in run_steps(trainer, range(2, 4))]
     writer.close()
     assert world == 1 or uneven(trainer), "a row that does not divide is part of what is shown here"
@@ -56,9 +64,11 @@ def uneven(trainer: Trainer) -> bool:
     )
 
 
-def restore_and_go_on(root: Path, world: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def restore_and_go_on(
+    root: Path, world: int, offload: Offload = "none"
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same two further steps, from the checkpoint."""
-    trainer = make_trainer(LAYOUTS[world], seed=99)
+    trainer = make_trainer(layout_of(world, offload), seed=99)
     reader = checkpointer(root)
     newest = reader.newest()
     assert newest is not None
@@ -92,6 +102,38 @@ def test_other_numbers_of_ranks_go_on_the_same(
 ) -> None:
     root, losses, parameters = saved
     found, whole = run_ranks(restore_and_go_on, world, root, world)[0]
+    assert found == pytest.approx(losses, rel=1e-5)
+    for name, value in parameters.items():
+        torch.testing.assert_close(whole[name], value, rtol=2e-3, atol=2e-4, msg=name)
+
+
+@pytest.fixture(scope="module")
+def saved_from_host_memory(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[float], dict[str, torch.Tensor]]:
+    """As `saved`, by ranks whose optimizer keeps its state in host memory."""
+    root = tmp_path_factory.mktemp("offloaded")
+    losses, parameters = run_ranks(save_and_go_on, 2, root, 2, "optimizer")[0]
+    return root, losses, parameters
+
+
+def test_state_saved_from_host_memory_goes_on_bit_for_bit_on_the_device(
+    saved_from_host_memory: tuple[Path, list[float], dict[str, torch.Tensor]],
+    saved: tuple[Path, list[float], dict[str, torch.Tensor]],
+) -> None:
+    root, losses, parameters = saved_from_host_memory
+    assert losses == saved[1], "where the state is kept changes nothing"
+    found, whole = run_ranks(restore_and_go_on, 2, root, 2, "none")[0]
+    assert found == losses
+    assert all(torch.equal(whole[name], value) for name, value in parameters.items())
+
+
+@pytest.mark.parametrize(("world", "offload"), [(1, "optimizer"), (4, "optimizer")])
+def test_state_saved_from_host_memory_goes_on_on_other_numbers_of_ranks(
+    saved_from_host_memory: tuple[Path, list[float], dict[str, torch.Tensor]], world: int, offload: Offload
+) -> None:
+    root, losses, parameters = saved_from_host_memory
+    found, whole = run_ranks(restore_and_go_on, world, root, world, offload)[0]
     assert found == pytest.approx(losses, rel=1e-5)
     for name, value in parameters.items():
         torch.testing.assert_close(whole[name], value, rtol=2e-3, atol=2e-4, msg=name)

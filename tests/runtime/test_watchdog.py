@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
+import socket
 import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from shipway.runtime import watchdog as watchdog_module
+from shipway.runtime.data.batch import Batch
+from shipway.runtime.data.loader import Loader
 from shipway.runtime.exit_codes import ExitCode
+from shipway.runtime.progress import Silent
+from shipway.runtime.run_folder import RunFolder
+from shipway.runtime.session import train_here
+from shipway.runtime.signals import StopRequest
 from shipway.runtime.watchdog import Limits, Watchdog, Whereabouts, furthest_behind
+from shipway.schemas.layout import Layout
+from tests.runtime.ranks import run_ranks
+from tests.runtime.small_plan import small_plan, write_build
 
 
 class Notes(dict[str, bytes]):
@@ -91,3 +105,33 @@ def test_step_within_its_time_is_no_hang() -> None:
     dog = watchdog(Notes())
     dog.step_begins(1)
     assert dog.verdict() is None
+
+
+def _train_until_one_rank_hangs(build: Path, run: Path) -> None:
+    """Rank 1 never gets its third step's data."""
+    watchdog_module.GRACE_SECONDS = 0.0
+    next_step, steps = Loader.next_step, itertools.count(1)
+
+    def stuck(loader: Loader) -> list[Batch]:
+        if dist.get_rank() == 1 and next(steps) == 3:
+            time.sleep(600)
+        return next_step(loader)
+
+    Loader.next_step = stuck  # type: ignore[method-assign]
+    train_here(build, RunFolder(run), torch.device("cpu"), StopRequest(), display=Silent())
+
+
+def test_all_ranks_name_the_one_that_hangs_and_end_as_retryable(tmp_path: Path) -> None:
+    layout = Layout(data_parallel_shard=2, micro_batch=2)
+    plan = small_plan({"short": 20}, [layout], 4, layers=3, faults={"hang_minimum": "8s", "hang_factor": 1.0})
+    with pytest.raises(AssertionError, match="left no result"):
+        run_ranks(_train_until_one_rank_hangs, 2, write_build(plan, tmp_path / "build"), tmp_path / "run")
+    attempt = tmp_path / "run" / "attempts" / "0"
+    for rank in range(2):
+        ended = json.loads((attempt / f"rank{rank}.json").read_text())
+        assert ended["code"] == ExitCode.RETRYABLE
+        assert f"rank {rank} on {socket.gethostname()} has been in step 3 " in ended["reason"]
+        late = ended["reason"].partition("furthest behind: ")[2]
+        assert late.startswith(f"rank 1 on {socket.gethostname()} (step ")
+        assert "rank 0" not in late
+    assert "in stuck" in (attempt / "rank1.stacks").read_text()
