@@ -47,6 +47,7 @@ LONG = (
     "runtime/test_data_parallel.py",
     "runtime/test_average.py",
     "runtime/test_parity.py",
+    "runtime/test_parallel_pictures.py",
     "runtime/test_seesaw.py",
     "runtime/test_observability.py",
     "interchange/test_interchange.py",
