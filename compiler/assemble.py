@@ -11,7 +11,14 @@ from shipway.compiler.evaluate import evaluate, time_breakdown
 from shipway.compiler.host_memory import ACTIVATIONS, PROCESSES, SAVING, STATE, host_capacity
 from shipway.compiler.layouts import RECOMPUTE, Candidates
 from shipway.compiler.ledger import Chosen, ledger
-from shipway.compiler.memory import ALLOCATOR_SLACK_BYTES, STAGED_ACTIVATIONS, STAGED_STATE
+from shipway.compiler.memory import (
+    ALLOCATOR_SLACK_BYTES,
+    CUBLAS,
+    IN_LAYER,
+    OTHER_MOMENTS,
+    STAGED_ACTIVATIONS,
+    STAGED_STATE,
+)
 from shipway.compiler.operators.base import Operator, Shard, flops
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import Found, verdict
@@ -40,8 +47,9 @@ CATEGORY = {
     "routers' counters": "parameters",
     "kept activations": "activations",
     "temporaries of one layer": "scratch",
-    "gradients of hidden states": "scratch",
     "optimizer temporaries": "scratch",
+    CUBLAS: "scratch",
+    OTHER_MOMENTS: "scratch",
     STAGED_STATE: "scratch",
     STAGED_ACTIVATIONS: "scratch",
     "gradient reduction buffers": "communication",
@@ -57,12 +65,14 @@ CATEGORY = {
 }
 NOTES = {
     "kept activations": "micro-batches in flight at this pipeline rank, at the planned expert load",
-    "temporaries of one layer": "largest operator's scratch, and what recomputation brings back",
+    "temporaries of one layer": "its backward's operations in order, with gradients and what is recomputed",
     "gathered parameters": "in compute precision, as FSDP holds them at that moment",
     "pipeline receive buffers": "torch allocates one per micro-batch of the step",
     "libraries and kernels' modules": "assumed; measured once per device",
     "communicators": "NCCL buffers, one communicator per group of more than one rank",
-    "allocator rounding and fragmentation": "reserved over allocated, with expandable segments",
+    "allocator rounding and fragmentation": "partly used pages, with expandable segments",
+    OTHER_MOMENTS: "what is freed serves its own stream: sums of gradients and gathers have theirs",
+    CUBLAS: "of the threads that run forward and backward",
     "routers' counters": "loads, and margins for quantile balancing",
     STAGED_STATE: "one is updated while the next arrives",
     STAGED_ACTIVATIONS: "two layers' inputs at a time",
@@ -197,12 +207,18 @@ def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
     """The budget of one pipeline rank; its items are whole bytes and add up to the peak."""
     group, capacity = chosen.group, chosen.problem.capacity_bytes
     moment = list(group.memory.moments)[int(group.peaks.moment[0, rank])]
+    layer = group.memory.layer
+    named = moment if layer is None or moment != IN_LAYER else f"{moment} {layer[0, rank]}"
     inside = {name: round(float(v[0, rank])) for name, v in group.memory.moments[moment].items()}
     outside = {name: round(float(v[0])) for name, v in group.memory.outside.items()}
     allocated = sum(inside.values())
-    fragmentation = chosen.problem.machine.efficiency.fragmentation
-    slack = round(allocated * (fragmentation - 1)) + ALLOCATOR_SLACK_BYTES
-    sizes = {**inside, "allocator rounding and fragmentation": slack, **outside}
+    reserved = round(float(group.peaks.reserved[0, rank]))
+    pools = max(
+        min(round(float(group.memory.reserved[0, rank])), reserved - ALLOCATOR_SLACK_BYTES), allocated
+    )
+    slack = max(reserved - pools, 0)
+    held = {OTHER_MOMENTS: pools - allocated, "allocator rounding and fragmentation": slack}
+    sizes = {**inside, **held, **outside}
     items = [
         MemoryItem.model_validate(
             {"name": name, "category": CATEGORY[name], "bytes": size, "note": NOTES.get(name, "")}
@@ -211,7 +227,8 @@ def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
         if size
     ]
     outside_bytes = sum(outside.values())
-    peak = allocated + slack + outside_bytes
+    reserved = pools + slack
+    peak = reserved + outside_bytes
     upper = max(round(float(group.peaks.upper[0, rank])), peak)
     name = "every rank" if group.pp == 1 else f"pipeline rank {rank}"
     return MemoryBudget(
@@ -219,12 +236,12 @@ def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
         pipeline_rank=rank,
         items=tuple(sorted(items, key=lambda item: (-item.bytes, item.name))),
         allocated_bytes=allocated,
-        reserved_bytes=allocated + slack,
+        reserved_bytes=reserved,
         outside_bytes=outside_bytes,
         peak_bytes=peak,
         upper_bytes=upper,
         capacity_bytes=capacity,
-        moment=moment,
+        moment=named,
         verdict=verdict(peak, upper, capacity),
     )
 

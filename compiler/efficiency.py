@@ -53,8 +53,8 @@ def _hopper() -> Efficiency:
         communicator_bytes_network=500 * 2**20,
         library_bytes=int(0.6 * _GIB),
         upper_outside_bytes=2 * _GIB,
-        fragmentation=1.03,
-        fragmentation_upper=1.09,
+        fragmentation=1.0,
+        fragmentation_upper=1.04,
     )
 
 

@@ -13,6 +13,12 @@ from shipway.compiler.evaluate_parts import AXES
 from shipway.compiler.fabric import path
 from shipway.compiler.frozen import frozen
 from shipway.compiler.host_memory import host_bytes, node_bytes
+from shipway.compiler.layer_timeline import (
+    LayerMoments,
+    layer_activations,
+    layer_moments,
+    layer_states,
+)
 from shipway.compiler.layouts import Candidates
 from shipway.compiler.memory import (
     ChunkActivations,
@@ -95,15 +101,17 @@ def evaluate(problem: Problem, candidates: Candidates, shared: Tables) -> Evalua
 def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints, outside: dict[str, Floats]) -> Group:
     own = chunked.own
     states = _chunk_states(chunked)
+    sizes = chunked.shared.sizes
     terms = memory_terms(
         states,
         _chunk_activations(chunked),
-        {name: sizes[index] for name, sizes in outside.items()},
+        _without_pipeline(chunked) if chunked.pp == 1 else None,
+        {name: each[index] for name, each in outside.items()},
         chunked.pp,
-        own.zero,
         own.micro_batches,
-        chunked.shared.sizes,
+        sizes,
         problem.space.capability,
+        problem.fused,
     )
     host: dict[str, Floats] = {}
     node = np.zeros(len(index))
@@ -117,7 +125,7 @@ def _evaluate_group(problem: Problem, chunked: Chunked, index: Ints, outside: di
         index=index,
         chunked=chunked,
         memory=terms,
-        peaks=peaks(terms, problem.machine.efficiency),
+        peaks=peaks(terms, problem.machine.efficiency, problem.capacity_bytes),
         host=host,
         node_bytes=node,
         time=time,
@@ -134,10 +142,8 @@ def _chunk_states(chunked: Chunked) -> ChunkStates:
         shard_numel=chunked.states("shard_numel"),
         adamw_numel=chunked.states("adamw_numel"),
         muon_numel=chunked.states("muon_numel"),
-        largest_row_gathered=chunked.max(_groups(chunked, states.gathered_bytes)),
-        largest_row_numel=chunked.max(_groups(chunked, states.whole_numel)),
-        root_gathered=states.gathered_bytes[[FIRST, LAST]][:, sharding].sum(axis=0)[:, None],
-        root_numel=states.whole_numel[[FIRST, LAST]][:, sharding].sum(axis=0)[:, None],
+        largest_row_numel=chunked.max(states.whole_numel[:, sharding]),
+        gathering=_gathering(chunked),
         largest_matrix=chunked.max(states.largest_matrix[:, sharding]),
         largest_adamw=chunked.max(states.largest_adamw[:, sharding]),
         largest_muon=chunked.max(states.largest_muon[:, sharding]),
@@ -145,53 +151,34 @@ def _chunk_states(chunked: Chunked) -> ChunkStates:
     )
 
 
+def _gathering(chunked: Chunked) -> Floats:
+    """Bytes that a chunk's gathers arrive in: the root's, or the running and the next layer's."""
+    states, sharding = chunked.shared.states, chunked.sharding
+    each = states.gathered_bytes[:, sharding].copy()
+    root = each[[FIRST, LAST]].sum(axis=0) if chunked.pp == 1 else each[[FIRST, LAST]]
+    each *= 2
+    each[[FIRST, LAST]] = root
+    return chunked.max(each)
+
+
+def _without_pipeline(chunked: Chunked) -> LayerMoments:
+    own = chunked.own
+    return layer_moments(
+        layer_activations(chunked), layer_states(chunked), own.zero, own.micro_batches, chunked.shared.sizes
+    )
+
+
 def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     cores, core = chunked.cores
     parts, cell = cores.shared.parts, cores.cell
-    temporary = parts.scratch[:, cell] + parts.overhead[cores.own.recompute, :, cell].T
     if cores.pp == 1:
-        head, layers = temporary[LAST][:, None], temporary * _is_layer(temporary)
-        worst, late = cores.max(np.maximum(layers - freed_before(cores), 0.0)), cores.max(layers)
+        temporary = np.zeros((len(cores.own), 1))
     else:
-        head, worst = np.zeros((len(cores.own), 1)), cores.max(temporary)
-        late = worst
+        temporary = cores.max(parts.beyond(parts.whole)[cores.own.recompute, :, cell].T)
     received, returned = handed_over(cores)
     staged = STAGED_STATES * parts.moved[:, cell].max(axis=0)
-    each = (
-        kept_bytes(cores),
-        worst,
-        late,
-        head,
-        received,
-        returned,
-        parts.hidden[cell],
-        staged,
-    )
+    each = (kept_bytes(cores), temporary, received, returned, parts.hidden[cell], staged)
     return ChunkActivations(*(of_core[core] for of_core in each))
-
-
-def _groups(chunked: Chunked, per_sharding: Floats) -> Floats:
-    """[rows, layouts] of what FSDP shards as groups of their own: without a pipeline, layers alone."""
-    values = per_sharding[:, chunked.sharding]
-    return values * _is_layer(values) if chunked.pp == 1 else values
-
-
-def _is_layer(per_row: Floats) -> Floats:
-    """1 for the rows that are layers, 0 for embedding and head; [rows, 1]."""
-    layer = np.ones((len(per_row), 1))
-    layer[[FIRST, LAST]] = 0.0
-    return layer
-
-
-def freed_before(chunked: Chunked) -> Floats:
-    """[rows, layouts]: kept activations that backward has freed when it reaches a row for the first time.
-
-    Without a pipeline the last occurrence of a row is what all before it are still kept for.
-    """
-    work, own = chunked.shared.work, chunked.own
-    saved = chunked.shared.parts.saved[own.recompute, :, chunked.cell].T
-    freed: Floats = work.rows_behind @ saved
-    return freed
 
 
 def kept_bytes(chunked: Chunked) -> Floats:

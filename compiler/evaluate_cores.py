@@ -58,16 +58,15 @@ def _bytes(problem: Problem, some: Placed) -> Floats:
     sizes, can = shared.sizes, problem.space.capability
     moments = 2 * some.states("adamw_numel") + some.states("muon_numel")
     kept = (some.states("shard_numel") * sizes.weight + moments * sizes.moment_here).sum(axis=1)
-    # Without a pipeline activations are freed before a layer's temporaries are made.
-    lightest: Floats | float = 0.0
+    # Without a pipeline the head's gradient at least stands beside all that is kept.
+    lightest: Floats | float = shared.parts.hidden[shared.cell_of]
     if some.is_piped:
         lightest = shared.parts.lightest[own.recompute, shared.cell_of]
         whole = some.states("whole_numel").sum(axis=1) * sizes.gradient
         gathered = stays_gathered(some.states("gathered_bytes"), can)
         buffers = receive_buffers(some.received, some.returned, own.micro_batches, can)
         kept = kept + whole + gathered + buffers
-    stream = 2 * shared.parts.hidden[shared.cell_of]
-    allocated = (kept + _activations(some)).max(axis=1) + lightest + stream
+    allocated = (kept + _activations(some)).max(axis=1) + lightest
     return bounds.peak(problem, allocated, own)
 
 

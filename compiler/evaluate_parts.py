@@ -19,6 +19,7 @@ from shipway.compiler.frozen import frozen
 from shipway.compiler.layouts import RECOMPUTE
 from shipway.compiler.operators import fp8
 from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Transfer, flops, forward_flops
+from shipway.compiler.row_memory import RowPeaks, row_peaks
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.unique import distinct
 from shipway.compiler.workload import LAST, Workload
@@ -92,9 +93,23 @@ class PartCosts:
     """[rows, cells]: of forward and backward, time the device waits for the host to issue work."""
     saved: Floats
     """[policies, rows, cells]."""
-    scratch: Floats
-    """[rows, cells]: most that one operator's temporaries add to what the row keeps, or has recomputed: less
-    what backward has freed of the operators after it."""
+    early: Floats
+    """[rows, cells]: most that backward adds to what the row keeps without recomputation, until gradients of
+    its own are reduced..."""
+    reducing: Floats
+    """...when those of its experts are, from a copy..."""
+    late: Floats
+    """...from then on..."""
+    closing: Floats
+    """...at its end, when the others are..."""
+    whole: Floats
+    """...and where none are reduced in it; gradients of outputs and parameters included in all."""
+    restart: Floats
+    """[rows, cells]: the least where the row is recomputed: when that ends."""
+    unread: Floats
+    """[policies, rows, cells]: kept for recomputation and not read by it."""
+    head_gradient: Floats
+    """[cells]: the gradient of the head's weight, which stays from its loss to the end of backward."""
     model_flops: Floats
     """[rows, cells]: forward and backward."""
     recompute_flops: Floats
@@ -110,16 +125,17 @@ class PartCosts:
         """Those of a selection of cells."""
         return PartCosts(*(getattr(self, name)[..., cells] for name in self.__dataclass_fields__))
 
-    @cached_property
-    def overhead(self) -> Floats:
-        """[policies, rows, cells]: what recomputation holds again while a row's backward runs."""
-        return np.maximum(self.saved[:1] - self.saved, 0.0)
+    def beyond(self, peaks: Floats) -> Floats:
+        """[policies, rows, cells]: most that backward adds to what a row keeps, of one of the above."""
+        again = self.saved[:1] - self.saved + self.unread
+        result: Floats = np.maximum(again + peaks, 0.0)
+        result[1:] = np.maximum(result[1:], again[1:] + self.restart)
+        return result
 
     @cached_property
     def lightest(self) -> Floats:
-        """[policies, cells]: temporaries of the layer that has the least."""
-        temporary = self.scratch + self.overhead
-        least: Floats = temporary[:, 1:LAST].min(axis=1)
+        """[policies, cells]: what backward adds in the layer that needs least."""
+        least: Floats = self.beyond(self.whole)[:, 1:LAST].min(axis=1)
         return least
 
 
@@ -140,8 +156,10 @@ def load_imbalance(experts: Experts | None, local_tokens: Floats, ep: Ints, perc
     return np.where(ep > 1, np.minimum(1.0 + z * spread, ep), 1.0)
 
 
-def part_costs(work: Workload, cells: Cells, machine: Machine, network: Network, fused: bool) -> PartCosts:
-    """Costs of every row in every cell."""
+def part_costs(
+    work: Workload, cells: Cells, machine: Machine, network: Network, fused: bool, gradient_bytes: int = 4
+) -> PartCosts:
+    """Costs of every row in every cell; gradients take `gradient_bytes` an element while they are reduced."""
     shard = cells.shard(machine, fused)
     places = axis_paths(cells, network)
     index: dict[Operator, int] = {}
@@ -154,17 +172,9 @@ def part_costs(work: Workload, cells: Cells, machine: Machine, network: Network,
     counts = np.zeros((len(work.rows), len(index)))
     for number, order in enumerate(orders):
         np.add.at(counts[number], order, 1)
-    temporary = np.stack([_temporary(order, each.scratch, each.saved[0]) for order in orders])
-    return _summed(work, counts, temporary, each, shard, machine)
-
-
-def _temporary(order: list[int], scratch: Floats, saved: Floats) -> Floats:
-    """[cells]: of operators in `order`, the largest scratch less what those after it had kept."""
-    largest, behind = np.zeros(scratch.shape[1]), np.zeros(scratch.shape[1])
-    for position in reversed(order):
-        largest = np.maximum(largest, scratch[position] - behind)
-        behind = behind + saved[position]
-    return largest
+    return _summed(
+        work, counts, row_peaks(work, shard, each.saved, index, gradient_bytes), each, shard, machine
+    )
 
 
 def axis_paths(cells: Cells, network: Network) -> dict[str, Path]:
@@ -184,7 +194,6 @@ class _Stack:
     repeated: Floats
     launches: Floats
     saved: Floats
-    scratch: Floats
     model_flops: Floats
     recompute_flops: Floats
     weight: Floats
@@ -201,7 +210,6 @@ class _Stack:
             policies,
             (),
             policies,
-            (),
             (),
             policies,
             (),
@@ -237,7 +245,6 @@ def _fill(
             time = times.get(kernel.name) or kernel_time(kernel, machine)
             each.recompute[policy, position] += time.forward
             each.recompute_flops[policy, position] += forward_flops(kernel)
-    each.scratch[position] += operator.scratch_bytes(shard) + fp8.scratch_bytes(operator, shard)
     for transfer in operator.transfers(shard):
         seconds = network.seconds_on(places[transfer.axis], transfer.collective, transfer.bytes)
         seconds = np.maximum(seconds * transfer.calls - seconds_under(transfer, machine), 0.0)
@@ -253,7 +260,7 @@ def seconds_under(transfer: Transfer, machine: Machine) -> Number:
 
 
 def _summed(
-    work: Workload, counts: Floats, temporary: Floats, each: _Stack, shard: Shard, machine: Machine
+    work: Workload, counts: Floats, peaks: RowPeaks, each: _Stack, shard: Shard, machine: Machine
 ) -> PartCosts:
     """Operators' costs as rows'."""
     recomputable = np.array([row.recomputable for row in work.rows])[:, None]
@@ -271,7 +278,8 @@ def _summed(
     recompute, saved = policies(each.recompute), policies(each.saved)
     # A recomputed part keeps its own input, and repeats the collectives of its forward.
     hidden = np.broadcast_to(
-        np.asarray(shard.local_tokens * work.width * shard.element_bytes, dtype=float), each.scratch.shape[1:]
+        np.asarray(shard.local_tokens * work.width * shard.element_bytes, dtype=float),
+        each.launches.shape[1:],
     )
     for policy, name in enumerate(RECOMPUTE):
         states = np.array([sum(part.kept_states(name) for part in row.parts) for row in work.rows])
@@ -294,7 +302,14 @@ def _summed(
         waiting=rows(each.waiting),
         host=waits_forward + waits_backward[0],
         saved=saved,
-        scratch=temporary,
+        early=peaks.early,
+        reducing=peaks.reducing,
+        late=peaks.late,
+        closing=peaks.closing,
+        whole=peaks.whole,
+        restart=peaks.restart,
+        unread=peaks.unread,
+        head_gradient=peaks.head_gradient,
         model_flops=rows(each.model_flops),
         recompute_flops=policies(each.recompute_flops),
         hidden=hidden,

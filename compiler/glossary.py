@@ -63,7 +63,7 @@ _TERMS = (
     ),
     Term(
         "reserved",
-        "What the caching allocator holds, with its rounding and fragmentation.",
+        "What the caching allocator holds: of each stream the most that it ever needed, and rounding.",
         aliases=("reserved_bytes",),
     ),
     Term(

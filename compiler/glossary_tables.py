@@ -99,10 +99,11 @@ TABLE_TERMS = (
     ),
     Term(
         "temporaries of one layer",
-        "Scratch of the operator that needs most, and what backward computes again of one layer.",
+        "What one layer's backward adds to what is kept: what is computed again, gradients and scratch, "
+        "operation by operation.",
         "A smaller micro-batch, tensor or context parallel.",
     ),
-    Term("gradients of hidden states", "Gradient that backward passes from layer to layer, two at a time."),
+    Term("cuBLAS workspaces", "Room that products work in, for each of the threads that run them."),
     Term(
         "optimizer temporaries",
         "What the optimizer's step needs for a moment: the matrix being made orthogonal, and its products.",
@@ -114,8 +115,13 @@ TABLE_TERMS = (
         "Fewer micro-batches a step: torch allocates one buffer for each.",
     ),
     Term(
+        "kept by the allocator for other moments",
+        "Free pages of torch's pools: what is freed serves its own stream alone, and sums of gradients and "
+        "gathered parameters have streams of their own. A full device takes them back, which costs time.",
+    ),
+    Term(
         "allocator rounding and fragmentation",
-        "What torch's caching allocator reserves beyond the tensors alive.",
+        "Partly used pages of torch's caching allocator.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which the launch scripts set.",
         aliases=("allocator rounding", "fragmentation"),
     ),

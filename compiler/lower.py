@@ -65,6 +65,10 @@ class Part:
     """Of these, states that are outputs of products, which selective recomputation keeps in any case."""
     width: int = 0
     """Width of those states."""
+    gradient_states: int = 1
+    """Hidden states that the part hands on: a gradient of each is there when its backward begins."""
+    held_states: int = 0
+    """Hidden states that the layer's code holds to its end and keeps for nothing."""
     movable_states: int = 0
     """Of `states`, those that nothing but the part's own backward reads again, so that they can wait in host
     memory: not what stays a source of later layers."""
@@ -106,6 +110,22 @@ class Part:
                 return self.states - self.product_states
             case "full":
                 return self.states
+
+    def left_over(self, shard: Shard, recompute: Recompute) -> Number:
+        """Bytes that are kept for recomputation and lie there, never read, until the part's backward ends."""
+        if recompute != "selective" or not self.states:
+            return 0
+        return self._last(shard).not_read_again(shard)
+
+    def beside_end(self, shard: Shard) -> Number:
+        """Bytes that recomputation holds beside all that is kept when it makes the last of it."""
+        size = self.held_states * shard.local_tokens * self.width * shard.element_bytes
+        return size + sum((p.operator.beside_end(shard) for p in self.operators), 0) if self.states else 0
+
+    def _last(self, shard: Shard) -> Operator:
+        """What makes the last output: the last operator, or the one that stands around it."""
+        own = [placed.operator for placed in self.operators if placed.operator.parameters()]
+        return own[-2] if own[-2].backward_of_second_half(shard) else own[-1]
 
     def saved_bytes(self, shard: Shard, recompute: Recompute) -> Number:
         """Sum of `saved`."""
@@ -256,11 +276,28 @@ def _layer(
     if model.residual.kind != "full":
         # A layer that opens a block leaves its input behind as a source.
         opens = sources is not None and sources[0] != sources[1]
-        return Part(name, operators, states=1, width=width, movable_states=0 if opens else 1)
+        handed_on = 1 if sources is None else sources[1]
+        return Part(
+            name,
+            operators,
+            states=1,
+            width=width,
+            gradient_states=handed_on,
+            held_states=0 if sources is None or opens else 1,  # attention's output, added to the running sum
+            movable_states=0 if opens else 1,
+        )
     # Every output stays a source; attention's is a product, the feed-forward's unless experts are summed.
     experts = model.feed_forward.experts if feed_forward == "experts" else None
     product = experts is None or (experts.latent_width is not None and not experts.shared)
-    return Part(name, operators, states=2, product_states=2 if product else 1, width=width)
+    assert sources is not None
+    return Part(
+        name,
+        operators,
+        states=2,
+        product_states=2 if product else 1,
+        width=width,
+        gradient_states=sources[1] + 1,
+    )
 
 
 def _attention(model: Model, kind: AttentionKind) -> Operator:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shipway.compiler.evaluate_states import Bytes
 from shipway.compiler.frozen import frozen
+from shipway.compiler.layer_timeline import SHARDED_GRADIENTS, WHOLE_GRADIENTS, LayerMoments
 from shipway.compiler.schedule import in_flight, steady
 from shipway.compiler.unique import distinct
 from shipway.schemas.calibration import Efficiency
@@ -20,18 +21,21 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 BACKWARD = "backward begins with every micro-batch in flight"
-BACKWARD_END = "backward ends"
+HEAD = "the head's loss, with every layer's activations kept"
+IN_LAYER = "backward of layer"
 REDUCTION = "gradients are reduced after the last backward"
 ROOT = "gradients of embedding and head are reduced"
 OPTIMIZER = "optimizer step"
 
 STAGED_STATE = "slices of offloaded optimizer state"
 STAGED_ACTIVATIONS = "offloaded activations under way"
-
-WHOLE_GRADIENTS = "gradients, whole until the last micro-batch"
+OTHER_MOMENTS = "kept by the allocator for other moments"
+CUBLAS = "cuBLAS workspaces"
 
 ALLOCATOR_SLACK_BYTES = 64 * 2**20
 """The last, partly used segments of the caching allocator's pools (2 and 20 MiB)."""
+CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
+"""In the allocator, of the threads that run forward and backward (ATen/cuda/CublasHandlePool.cpp, Hopper)."""
 NEWTON_SCHULZ_BYTES = 14
 """Per element of a slice: what comes out, fp32, and four bf16 copies with X X^T and its powers beside."""
 SLICE_ELEMENTS = 2**25
@@ -51,12 +55,9 @@ class ChunkStates:
     shard_numel: Floats
     adamw_numel: Floats
     muon_numel: Floats
-    largest_row_gathered: Floats
     largest_row_numel: Floats
-    root_gathered: Floats
-    """[layouts, 1]: bytes of embedding and head, which FSDP takes as one group, and keeps gathered."""
-    root_numel: Floats
-    """[layouts, 1]: their parameters, whose gradients are reduced last of all."""
+    gathering: Floats
+    """Bytes that gathers arrive in: of embedding and head, or of two layers."""
     largest_matrix: Floats
     largest_adamw: Floats
     largest_muon: Floats
@@ -71,12 +72,7 @@ class ChunkActivations:
     kept: Floats
     """[layouts, ranks]: of all micro-batches, at the worst moment of each rank's schedule."""
     temporary: Floats
-    """Largest over the chunk's rows of scratch and what recomputation holds again; without a pipeline over
-    layers, less what backward has freed before it gets there."""
-    late: Floats
-    """The same, nothing deducted: of a layer near the model's beginning."""
-    head: Floats
-    """[layouts, 1]: the head's, in the last forward; 0 under a pipeline, where `temporary` has it."""
+    """Largest over the chunk's rows of what backward adds to what they keep; 0 without a pipeline."""
     received: Floats
     """Hidden states that the chunk receives (0 for the first)."""
     returned: Floats
@@ -96,6 +92,14 @@ class MemoryTerms:
     """[layouts]: held outside the allocator."""
     uncertain: dict[str, Floats]
     """Part of each moment that the relative error of activations applies to."""
+    reserved: Floats
+    """[layouts, pipeline ranks]: what the allocator's pools hold, each the most that its stream ever needed.
+
+    Memory that is freed serves its own stream alone: sums of gradients lie in that of FSDP's reductions, and
+    what gathers arrive in in another (torch.distributed.fsdp, foreach_reduce and foreach_all_gather).
+    """
+    layer: Ints | None = None
+    """[layouts, pipeline ranks]: the layer of moment IN_LAYER, where there is no pipeline."""
 
     def allocated(self) -> tuple[Floats, npt.NDArray[np.int64]]:
         """Largest sum over the moments, and which moment it is."""
@@ -111,112 +115,116 @@ def by_rank(chunks: Floats, pp: int) -> Floats:
 def memory_terms(
     states: ChunkStates,
     activations: ChunkActivations,
+    alone: LayerMoments | None,
     outside: dict[str, Floats],
     pp: int,
-    zero: Ints,
     micro_batches: Ints,
     sizes: Bytes,
     capability: Capability,
+    fused: bool,
 ) -> MemoryTerms:
-    """All items of all moments."""
-    whole = by_rank(states.whole_numel, pp).sum(axis=1)
+    """All items of all moments; `alone` are those of backward without a pipeline."""
     shard = by_rank(states.shard_numel, pp).sum(axis=1)
     adamw = by_rank(states.adamw_numel, pp).sum(axis=1)
     muon = by_rank(states.muon_numel, pp).sum(axis=1)
-    row_gathered = by_rank(states.largest_row_gathered, pp).max(axis=1)
-    row_numel = by_rank(states.largest_row_numel, pp).max(axis=1)
     kept = {
+        CUBLAS: np.full_like(shard, CUBLAS_WORKSPACE_BYTES if fused else 0),
         "master weights": shard * sizes.master,
         "optimizer state": (2 * adamw + muon) * sizes.moment_here,
         "routers' counters": by_rank(states.counters, pp).sum(axis=1),
     }
     if sizes.average:
         kept["moving average of weights"] = shard * sizes.average
-    shard_gradients = shard * sizes.master
-    gathered = _gathered(states, row_gathered, pp, zero, capability)
-    held_activations = activations.kept
-    temporary = by_rank(activations.temporary, pp).max(axis=1)
-    stream = np.broadcast_to(2 * activations.hidden[:, None], temporary.shape)
     handed_over = by_rank(activations.received, pp), by_rank(activations.returned, pp)
     buffers = receive_buffers(*handed_over, micro_batches, capability)
-    reduce_buffer = row_numel * (sizes.gradient + sizes.compute)
-    matrices = _muon_scratch(states, muon, pp)
+    update = {
+        SHARDED_GRADIENTS: shard * sizes.master,
+        "optimizer temporaries": _update_scratch(states, muon, pp, sizes, capability),
+        "pipeline receive buffers": buffers,
+    }
+    if sizes.hosted:
+        update[STAGED_STATE] = _staged(adamw, muon, sizes, capability.offload_slice_elements)
+    if alone is not None:
+        backward = {HEAD: alone.at_head, IN_LAYER: alone.in_layer}
+        after = {ROOT: alone.after}
+    else:
+        backward, after = _piped(states, activations, pp, sizes, capability, buffers)
+    if activations.staged.any():
+        staged = np.broadcast_to(activations.staged[:, None], shard.shape)
+        # Of the two, the input of the layer that backward is in counts as recomputed already.
+        share = {IN_LAYER: 0.5}
+        backward = {
+            name: {**items, STAGED_ACTIVATIONS: staged * share.get(name, 1.0)}
+            for name, items in backward.items()
+        }
+    moments = {name: {**kept, **items} for name, items in {**backward, **after, OPTIMIZER: update}.items()}
+    uncertain = {name: np.zeros_like(shard) for name in moments}
+    for name, items in backward.items():
+        uncertain[name] = items["kept activations"] + items["temporaries of one layer"]
+    default = np.max([_default_stream(items) for items in moments.values()], axis=0)
+    if alone is not None:
+        default = np.maximum(default, alone.default_stream + sum(kept.values()))
+    gathers = by_rank(states.gathering, pp).max(axis=1)
+    adds = (micro_batches > 1)[:, None] & (pp == 1)
+    sums = shard * sizes.master + np.where(adds, row_numel(states, pp) * sizes.gradient, 0.0)
+    layer = None if alone is None else alone.layer
+    return MemoryTerms(moments, outside, uncertain, default + gathers + sums, layer)
+
+
+def row_numel(states: ChunkStates, pp: int) -> Floats:
+    """Parameters of the largest row that each rank has, [layouts, ranks]."""
+    numel: Floats = by_rank(states.largest_row_numel, pp).max(axis=1)
+    return numel
+
+
+def _default_stream(items: dict[str, Floats]) -> Floats:
+    """What of a moment's items lies in the default stream's pool."""
+    total: Floats = np.sum([sizes for name, sizes in items.items() if name != SHARDED_GRADIENTS], axis=0)
+    return total
+
+
+def _piped(
+    states: ChunkStates,
+    activations: ChunkActivations,
+    pp: int,
+    sizes: Bytes,
+    capability: Capability,
+    buffers: Floats,
+) -> tuple[dict[str, dict[str, Floats]], dict[str, dict[str, Floats]]]:
+    """Backward under a pipeline, and what follows it."""
+    whole = by_rank(states.whole_numel, pp).sum(axis=1) * sizes.gradient
+    shards = by_rank(states.shard_numel, pp).sum(axis=1) * sizes.master
+    gathered = stays_gathered(by_rank(states.gathered_bytes, pp), capability)
+    both = {
+        WHOLE_GRADIENTS: whole,
+        "gathered parameters": gathered,
+        "pipeline receive buffers": buffers,
+    }
+    backward = {
+        BACKWARD: {
+            **both,
+            "kept activations": activations.kept,
+            "temporaries of one layer": by_rank(activations.temporary, pp).max(axis=1),
+        }
+    }
+    reduction = {
+        **both,
+        SHARDED_GRADIENTS: shards,
+        "gradient reduction buffers": row_numel(states, pp) * sizes.gradient,
+    }
+    return backward, {REDUCTION: reduction}
+
+
+def _update_scratch(
+    states: ChunkStates, muon: Floats, pp: int, sizes: Bytes, capability: Capability
+) -> Floats:
+    """Temporaries of the kind of update that makes most."""
     copies = 0 if sizes.updates_in_one else ADAMW_COPIES
     updated = by_rank(states.largest_adamw, pp).max(axis=1)
     if sizes.hosted:  # slice by slice
         updated = np.minimum(updated, capability.offload_slice_elements)
-    divided = updated * copies * 4
-    accumulates = (micro_batches > 1)[:, None]
-
-    if pp == 1:
-        until_last = (zero == 1)[:, None]
-        in_backward = {
-            "gradients, sharded": np.where(accumulates & ~until_last, shard_gradients, 0.0),
-            WHOLE_GRADIENTS: np.where(accumulates & until_last, whole * sizes.gradient, 0.0),
-        }
-        root = states.root_numel
-        last = {
-            BACKWARD_END: {
-                **kept,
-                "gradients, sharded": shard_gradients * (1 - root / whole),
-                "gathered parameters": states.root_gathered + 2 * row_gathered,
-                "gradient reduction buffers": reduce_buffer,
-                "temporaries of one layer": by_rank(activations.late, pp).max(axis=1),
-                "gradients of hidden states": stream,
-            },
-            ROOT: {
-                **kept,
-                "gradients, sharded": shard_gradients,
-                "gradient reduction buffers": root * sizes.gradient,
-                "gradients of hidden states": stream,
-            },
-        }
-        at_head = activations.head > temporary + reduce_buffer + stream
-        temporary = np.where(at_head, activations.head, temporary)
-        stream = np.where(at_head, 0.0, stream)
-        # What was reduced last waits for the next reduction: that of the head, through the next forward.
-        waiting = np.where(accumulates & ~until_last, root * sizes.gradient, 0.0)
-        reduce_now = np.where(at_head, 0.0, reduce_buffer) + waiting
-    else:
-        in_backward = {WHOLE_GRADIENTS: whole * sizes.gradient}
-        last = {
-            REDUCTION: {
-                **kept,
-                **in_backward,
-                "gradients, sharded": shard_gradients,
-                "gathered parameters": gathered,
-                "gradient reduction buffers": row_numel * sizes.gradient,
-                "pipeline receive buffers": buffers,
-            }
-        }
-        reduce_now = row_numel * sizes.compute
-    moments = {
-        BACKWARD: {
-            **kept,
-            **in_backward,
-            "gathered parameters": gathered,
-            "kept activations": held_activations,
-            "temporaries of one layer": temporary,
-            "gradients of hidden states": stream,
-            "gradient reduction buffers": reduce_now,
-            "pipeline receive buffers": buffers,
-        },
-        **last,
-        OPTIMIZER: {
-            **kept,
-            "gradients, sharded": shard_gradients,
-            "optimizer temporaries": np.maximum(divided, matrices),
-            "pipeline receive buffers": buffers,
-        },
-    }
-    if sizes.hosted:
-        each = capability.offload_slice_elements
-        moments[OPTIMIZER][STAGED_STATE] = _staged(adamw, muon, sizes, each)
-    if activations.staged.any():
-        moments[BACKWARD][STAGED_ACTIVATIONS] = np.broadcast_to(activations.staged[:, None], temporary.shape)
-    uncertain = {name: np.zeros_like(shard) for name in moments}
-    uncertain[BACKWARD] = held_activations + temporary + stream
-    return MemoryTerms(moments, outside, uncertain)
+    result: Floats = np.maximum(updated * copies * 4, _muon_scratch(states, muon, pp))
+    return result
 
 
 def _muon_scratch(states: ChunkStates, muon: Floats, pp: int) -> Floats:
@@ -239,18 +247,6 @@ def _staged(adamw: Floats, muon: Floats, sizes: Bytes, slice_elements: int) -> F
         return result
 
     return np.maximum(slices(adamw, 2 * sizes.moment), slices(muon, sizes.moment))
-
-
-def _gathered(
-    states: ChunkStates, row_gathered: Floats, pp: int, zero: Ints, capability: Capability
-) -> Floats:
-    """Parameters in compute precision: the running and the prefetched row, or all that stays gathered."""
-    if pp > 1:
-        return stays_gathered(by_rank(states.gathered_bytes, pp), capability)
-    everything = states.gathered_bytes.sum(axis=1, keepdims=True)
-    two = np.minimum(states.root_gathered + 2 * row_gathered, everything)
-    held: Floats = np.where((zero == 3)[:, None], two, everything)
-    return held
 
 
 def stays_gathered(gathered_bytes: Floats, capability: Capability) -> Floats:
@@ -307,12 +303,17 @@ class Peaks:
     moment: npt.NDArray[np.int64]
 
 
-def peaks(terms: MemoryTerms, efficiency: Efficiency) -> Peaks:
-    """What the device must have: allocated, what the caching allocator reserves for it, and outside."""
+def peaks(terms: MemoryTerms, efficiency: Efficiency, capacity_bytes: int) -> Peaks:
+    """What the device must have: allocated, what the caching allocator reserves for it, and outside.
+
+    On a full device the allocator gives pools' free pages back before it fails: there it reserves less.
+    """
     allocated, moment = terms.allocated()
     outside = np.sum(list(terms.outside.values()), axis=0)[:, None]
-    reserved = allocated * efficiency.fragmentation + ALLOCATOR_SLACK_BYTES
+    least = allocated * efficiency.fragmentation + ALLOCATOR_SLACK_BYTES
+    wanted = terms.reserved * efficiency.fragmentation + ALLOCATOR_SLACK_BYTES
+    reserved = np.maximum(least, np.minimum(wanted, capacity_bytes - outside))
     uncertain = np.take_along_axis(np.stack(list(terms.uncertain.values())), moment[None], axis=0)[0]
-    high = (allocated + efficiency.activation_error * uncertain) * efficiency.fragmentation_upper
+    high = (terms.reserved + efficiency.activation_error * uncertain) * efficiency.fragmentation_upper
     upper = high + ALLOCATOR_SLACK_BYTES + outside + efficiency.upper_outside_bytes
     return Peaks(allocated, reserved, reserved + outside, upper, moment)

@@ -137,7 +137,8 @@ def tables(problem: Problem, candidates: Candidates) -> Tables:
     cells = cells_of(problem, cell_rows)
     shardings, sharding_of = shardings_of(c)
     training = problem.blueprint.training
-    parts = part_costs(problem.work, cells, problem.machine, problem.network, problem.fused)
+    work, gradient = problem.work, problem.sizes.gradient
+    parts = part_costs(work, cells, problem.machine, problem.network, problem.fused, gradient)
     if problem.space.offload in ACTIVATION_OFFLOAD:
         parts = with_activations(parts, problem.work, problem.machine.host_bandwidth)
     return Tables(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
 from shipway.compiler.operators.linear import gradient_sum
 from shipway.schemas.layout import Recompute
@@ -47,6 +48,17 @@ class AttentionResidual(Operator):
                 )
             case _:
                 return ()
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        """Gradients of all sources, added to those that are there, and of query and norm, row by row in fp32.
+
+        The norm behind it has handed its gradient over to the residual path already: it is here still.
+        """
+        row = shard.local_tokens * self.width
+        state = row * shard.element_bytes
+        kept = total(tensor.bytes for tensor in self.saved(shard, "none"))
+        made = (self.sources + 1) * state + row * 4
+        return (Step("attention residual", made, made + kept, weights=2 * self.width),)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return shard.local_tokens * self.width * 4

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step
 from shipway.schemas.layout import Recompute
 
 Number: TypeAlias = Any
@@ -271,7 +272,34 @@ class Operator(ABC):
         return 0
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """Largest temporary memory beyond inputs, outputs and saved tensors, in forward or backward."""
+        """Largest temporary memory beyond inputs, outputs and saved tensors, in forward or backward, of an
+        operator outside the layers."""
+        return 0
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        """Operations of backward in order, from the gradient of the output to that of the input.
+
+        All that is kept without recomputation is there at the beginning and gone at the end. The gradient of
+        the output is freed, unless the operator ends a sublayer: then the residual path holds it too.
+        """
+        return (Step("all", self.scratch_bytes(shard), self.scratch_bytes(shard)),)
+
+    def backward_of_second_half(self, shard: Shard) -> tuple[Step, ...]:
+        """Of an operator around the one that follows it: what stands before that one's backward."""
+        return ()
+
+    @property
+    def reduced_apart(self) -> bool:
+        """Whether FSDP reduces its gradients as soon as they are made, rather than with the layer's."""
+        return False
+
+    def beside_end(self, shard: Shard) -> Number:
+        """Bytes that are there and not kept when a layer's last operator makes the last tensor that is."""
+        return 0
+
+    def not_read_again(self, shard: Shard) -> Number:
+        """Bytes that selective recomputation keeps of an operator that ends a layer and never reads:
+        recomputation stops at the last tensor that backward needs."""
         return 0
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import (
     DecodeState,
     Elementwise,
@@ -16,8 +17,17 @@ from shipway.compiler.operators.base import (
     Transfer,
 )
 from shipway.compiler.operators.delta_core import DeltaCore
-from shipway.compiler.operators.linear import gemm, gradient_sum, norm_weight, sequence_parallel, weight
-from shipway.compiler.operators.norm import norm_kernel, norm_saved
+from shipway.compiler.operators.linear import (
+    gemm,
+    gradient_sum,
+    into_sequence_parallel,
+    norm_weight,
+    out_of_sequence_parallel,
+    product_backward,
+    sequence_parallel,
+    weight,
+)
+from shipway.compiler.operators.norm import norm_backward, norm_kernel, norm_saved
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import DeltaAttention as DeltaAttentionSchema
 
@@ -26,6 +36,8 @@ STATE_BYTES = 4
 CONVOLUTION = (2.9, 6.7)
 """Passes over the convolved channels, forward and backward, that fla-core 0.6's kernels take as long as on an
 H200 (bench/results/h200-throughput.json); reading and writing once would be 2 and 3."""
+CONVOLUTION_BLOCK = 64
+"""Tokens whose part of a convolution weight's gradient is summed apart."""
 READERS = 6
 """Of a layer's input: query, key, value, decay, beta and gate."""
 
@@ -171,6 +183,55 @@ class DeltaAttention(Operator):
             Saved("convolution inputs, extended", (shard.tokens + before) * channels * 4),
             Saved("convolution sums", shard.tokens * channels * 4),
         )
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        """Output and gate, the delta rule, and then what leads to it, each added to the input's gradient."""
+        element, width, dims = shard.tokens * shard.element_bytes, self.width, self.dims
+        values, keys = self.value_channels / shard.tensor, self.key_channels / shard.tensor
+        decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
+        value, outer = element * values, element * width
+        norm = norm_backward("output norm", shard.tokens * heads, dims.value_width, shard)
+        rank = dims.decay_rank
+        return (
+            *into_sequence_parallel(width, shard),
+            Step("output_proj", value, value, values * width),  # frees what it read
+            Step("gate", 2 * value, 2 * value),  # and the normalised output
+            Step("output norm", norm.makes, norm.frees + self.core.output_padding(shard), norm.weights),
+            Step("sigmoid", value, 2 * value),
+            *self._gate_backward(shard),
+            self.core.backward(shard),
+            product_backward("beta_proj", shard.tokens, width, heads, shard, outer),
+            product_backward("decay_up", shard.tokens, rank, decays, shard, element * rank),
+            product_backward("decay_down", shard.tokens, width, rank, shard, outer),
+            *(self._convolution_backward(name, channels, shard) for name, channels in self._convolved(shard)),
+            product_backward("v_proj", shard.tokens, width, values, shard, outer),
+            product_backward("k_proj", shard.tokens, width, keys, shard, outer),
+            product_backward("q_proj", shard.tokens, width, keys, shard, 2 * outer),  # and the input
+            *out_of_sequence_parallel(width, shard),
+        )
+
+    def _gate_backward(self, shard: Shard) -> tuple[Step, ...]:
+        values, rank = self.value_channels / shard.tensor, self.dims.value_width
+        if self.dims.output_gate == "full":
+            return (product_backward("gate_proj", shard.tokens, self.width, values, shard, 0),)
+        kept = shard.tokens * rank * shard.element_bytes
+        return (
+            product_backward("gate_up", shard.tokens, rank, values, shard, kept),
+            product_backward("gate_down", shard.tokens, self.width, rank, shard, 0),
+        )
+
+    def _convolved(self, shard: Shard) -> tuple[tuple[str, Number], ...]:
+        keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
+        return (("v_conv", values), ("k_conv", keys), ("q_conv", keys))
+
+    def _convolution_backward(self, name: str, channels: Number, shard: Shard) -> Step:
+        """The sum again, the input's gradient, and the weight's of every 64 tokens in fp32
+        (fla/modules/causal_conv1d/ops.py)."""
+        size, taps = shard.tokens * channels * shard.element_bytes, self.dims.convolution_width
+        parts = shard.tokens / CONVOLUTION_BLOCK * channels * taps * 4
+        all_channels = (2 * self.key_channels + self.value_channels) / shard.tensor
+        kept = total(tensor.bytes for tensor in self._saved_convolutions(shard)) * channels / all_channels
+        return Step(name, 2 * size + parts, 2 * size + parts + kept, weights=channels * taps)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return self.core.scratch_bytes(shard)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import DeltaRule, Number, Saved, Shard, keeps_delta
 
+INTRA_COLUMNS = 32
+"""Columns of K that a program of the kernel within chunks takes."""
 TILE = 16
 """Tokens of the inner tile of a chunk."""
 PAIRWISE_TILE = 4
@@ -114,6 +117,26 @@ class DeltaCore:
             return 0
         padded = self._padded_tokens(shard, plain_chunk(self.chunk, self._local_tokens(shard)))
         return (padded - shard.tokens) * self.value_heads / shard.tensor * self.value_width * FP32
+
+    def backward(self, shard: Shard) -> Step:
+        """From the output's gradient to those of q, k, v and both logits (fla/ops/kda/chunk_bwd.py).
+
+        w, u, decayed q and k and chunk states are made anew and stay to the end, and the gradients within
+        chunks (chunk_intra.py) stand beside those that they are added to.
+        """
+        element, fp32 = shard.element_bytes, FP32
+        K, V, C = self.key_width, self.value_width, self.chunk
+        rows = shard.tokens * self.value_heads / shard.tensor
+        states = 2 * element * K * V / C  # and their gradients
+        anew = fp32 * K + element * (3 * K + 2 * V) + states
+        across = fp32 * (3 * K + 2 * C + 1) + element * V
+        # Beside these: the gradient of v before it, or those of q, k, decay and beta, in blocks of K.
+        within = np.maximum(element * V, fp32 * (3 * K + 1 + np.ceil(K / INTRA_COLUMNS)))
+        made = rows * (anew + across + within)
+        keys = shard.tokens * 2 * self.heads / shard.tensor * K * element
+        left = keys + rows * element * (V + K + 1)
+        kept = total(tensor.bytes for tensor in self.saved(shard))
+        return Step("delta rule", made, made - left + rows * V * element + kept)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         """Temporaries of backward, which makes w, u, decayed q and k, and chunk states anew."""

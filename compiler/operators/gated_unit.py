@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step
 from shipway.compiler.operators.base import (
     Elementwise,
     Kernel,
@@ -14,7 +15,14 @@ from shipway.compiler.operators.base import (
     Shard,
     Transfer,
 )
-from shipway.compiler.operators.linear import gemm, gradient_sum, sequence_parallel, weight
+from shipway.compiler.operators.linear import (
+    gemm,
+    gradient_sum,
+    into_sequence_parallel,
+    out_of_sequence_parallel,
+    sequence_parallel,
+    weight,
+)
 from shipway.schemas.layout import Recompute
 
 
@@ -55,6 +63,25 @@ class GatedUnit(Operator):
                 return (*halves, output)
             case "full":
                 return ()
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        return self.backward_freeing(shard, shard.tokens * self.width * shard.element_bytes)
+
+    def backward_freeing(self, shard: Shard, input_bytes: Number) -> tuple[Step, ...]:
+        """Its backward; `input_bytes` of the input are its own."""
+        row, element = self.inner_width / shard.tensor, shard.tokens * shard.element_bytes
+        inner, outer, weights = element * row, element * self.width, row * self.width
+        return (
+            *into_sequence_parallel(self.width, shard),
+            Step("down", inner, inner, weights),  # frees the activation
+            Step("activation", 2 * inner, 3 * inner),  # and both halves, and its own gradient
+            Step("up", outer, inner, weights),
+            Step("gate", outer, inner + outer + input_bytes, weights),  # added to that of `up`
+            *out_of_sequence_parallel(self.width, shard),
+        )
+
+    def not_read_again(self, shard: Shard) -> Number:
+        return shard.tokens * self.width * shard.element_bytes
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return 2 * shard.tokens * self.inner_width / shard.tensor * shard.element_bytes

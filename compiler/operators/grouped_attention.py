@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step
 from shipway.compiler.operators.base import (
     DecodeState,
     Elementwise,
@@ -19,12 +20,21 @@ from shipway.compiler.operators.linear import (
     balanced_attention,
     gemm,
     gradient_sum,
+    into_sequence_parallel,
     norm_weight,
+    out_of_sequence_parallel,
+    product_backward,
     sequence_parallel,
     weight,
 )
-from shipway.compiler.operators.norm import norm_kernel, norm_saved
-from shipway.compiler.operators.output_gate import gate_kernels, gate_parameters, gate_saved, gate_width
+from shipway.compiler.operators.norm import norm_backward, norm_kernel, norm_saved
+from shipway.compiler.operators.output_gate import (
+    gate_kernels,
+    gate_parameters,
+    gate_saved,
+    gate_width,
+    output_backward,
+)
 from shipway.compiler.operators.rotary import rotary_saved
 from shipway.compiler.operators.softmax_core import SoftmaxCore
 from shipway.schemas.layout import Recompute
@@ -132,6 +142,35 @@ class GroupedAttention(Operator):
             *self.core.query_and_output(shard),
             Saved("key and value", keys),
             *gate_saved(dims.output_gate, self.core, shard),
+        )
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        dims, tokens, element = self.dims, shard.tokens, shard.tokens * shard.element_bytes
+        queries, kv = self.query_channels / shard.tensor, self.kv_channels / shard.tensor
+        keys = shard.sequences * shard.context * 2 * kv * shard.element_bytes
+        outer = element * self.width
+        first = 0 if dims.output_gate == "none" else outer
+        core = self.core.backward(shard)
+        gathered = keys - 2 * element * kv  # of other ranks' tokens under context parallel
+        return (
+            *into_sequence_parallel(self.width, shard),
+            *output_backward(dims.output_gate, self.width, self.core, shard),
+            Step("attention", core.makes, core.frees + keys + gathered),
+            *self._positions_backward("key", kv, shard),
+            *self._positions_backward("query", queries, shard),
+            product_backward("v_proj", tokens, self.width, kv, shard, first),
+            product_backward("k_proj", tokens, self.width, kv, shard, outer),
+            product_backward("q_proj", tokens, self.width, queries, shard, 2 * outer),  # and the input
+            *out_of_sequence_parallel(self.width, shard),
+        )
+
+    def _positions_backward(self, name: str, channels: Number, shard: Shard) -> tuple[Step, ...]:
+        dims = self.dims
+        size, heads = shard.tokens * channels * shard.element_bytes, shard.tokens * channels / dims.head_width
+        angles = rotary_saved(shard.tokens, dims.head_width).bytes
+        return (
+            *((Step(f"rotary {name}", size, size + angles),) if dims.position.kind == "rotary" else ()),
+            *((norm_backward(f"{name} norm", heads, dims.head_width, shard),) if dims.query_key_norm else ()),
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:

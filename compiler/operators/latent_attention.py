@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import (
     DecodeState,
     Elementwise,
@@ -19,12 +20,21 @@ from shipway.compiler.operators.linear import (
     balanced_attention,
     gemm,
     gradient_sum,
+    into_sequence_parallel,
     norm_weight,
+    out_of_sequence_parallel,
+    product_backward,
     sequence_parallel,
     weight,
 )
-from shipway.compiler.operators.norm import norm_kernel, norm_saved
-from shipway.compiler.operators.output_gate import gate_kernels, gate_parameters, gate_saved, gate_width
+from shipway.compiler.operators.norm import norm_backward, norm_kernel, norm_saved
+from shipway.compiler.operators.output_gate import (
+    gate_kernels,
+    gate_parameters,
+    gate_saved,
+    gate_width,
+    output_backward,
+)
 from shipway.compiler.operators.rotary import rotary_saved
 from shipway.compiler.operators.softmax_core import SoftmaxCore
 from shipway.schemas.layout import Recompute
@@ -183,6 +193,52 @@ class LatentAttention(Operator):
                 if own_keys or not padded
                 else ()
             ),
+        )
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        dims, element, heads = self.dims, shard.tokens * shard.element_bytes, self.dims.heads / shard.tensor
+        keys, outer = self.latents(shard), element * self.width
+        latent_keys = keys * shard.element_bytes
+        first = 0 if dims.output_gate == "none" else outer
+        core, joined = self.core.backward(shard), self._join_backward(shard)
+        norm = norm_backward("key-value latent norm", shard.tokens, dims.kv_rank, shard)
+        up = heads * (dims.nope_width + dims.value_width)
+        return (
+            *into_sequence_parallel(self.width, shard),
+            *output_backward(dims.output_gate, self.width, self.core, shard),
+            Step("attention", core.makes, core.frees + total(t.bytes for t in self._saved_keys(shard))),
+            *joined,
+            product_backward("kv_up", keys, dims.kv_rank, up, shard, latent_keys * dims.kv_rank),
+            Step("latents of other ranks", 0, (latent_keys - element) * dims.kv_rank),
+            Step("key-value latent norm", norm.makes, norm.frees + element * dims.rope_width, norm.weights),
+            Step("latent and shared key", element * self.latent_width, element * self.latent_width),
+            product_backward("kv_down", shard.tokens, self.width, self.latent_width, shard, first),
+            *self._query_backward(shard),
+            *out_of_sequence_parallel(self.width, shard),
+        )
+
+    def _join_backward(self, shard: Shard) -> tuple[Step, ...]:
+        """From the gradients of keys and values to that of `kv_up`'s output, which holds both."""
+        dims, heads = self.dims, self.dims.heads / shard.tensor
+        whole = shard.sequences * shard.context * heads * shard.element_bytes
+        made = self.latents(shard) * heads * shard.element_bytes
+        shared = shard.tokens * dims.rope_width * shard.element_bytes
+        turned = self._saved_rotary(shard)
+        rotated = shard.tokens * heads * dims.rope_width * shard.element_bytes if turned else 0
+        summed = Step("shared key", shared + rotated, rotated + total(t.bytes for t in turned))
+        size = made * (dims.nope_width + dims.value_width)
+        given = whole * (self.key_width + dims.value_width)
+        return (*((summed,) if dims.rope_width else ()), Step("keys and values", size, given))
+
+    def _query_backward(self, shard: Shard) -> tuple[Step, ...]:
+        tokens, rank, element = shard.tokens, self.dims.query_rank, shard.tokens * shard.element_bytes
+        queries, outer = self.dims.heads * self.key_width / shard.tensor, element * self.width
+        if rank is None:
+            return (product_backward("q_proj", tokens, self.width, queries, shard, 2 * outer),)
+        return (
+            product_backward("q_up", tokens, rank, queries, shard, element * rank),
+            norm_backward("query latent norm", tokens, rank, shard),
+            product_backward("q_down", tokens, self.width, rank, shard, 2 * outer),  # and the input
         )
 
     def scratch_bytes(self, shard: Shard) -> Number:

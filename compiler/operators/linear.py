@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
+from shipway.compiler.operators.backward import Step
 from shipway.compiler.operators.base import Elementwise, Gemm, Number, Parameter, Shard, Sharding, Transfer
 
 
@@ -34,6 +37,28 @@ def norm_weight(name: str, width: int) -> Parameter:
 def gemm(name: str, rows: Number, inner: Number, columns: Number) -> Gemm:
     """Product of `rows` tokens with a weight [columns, inner]."""
     return Gemm(name, rows, inner, columns)
+
+
+def product_backward(
+    name: str, rows: Number, inner: Number, columns: Number, shard: Shard, frees: Number
+) -> Step:
+    """Gradients of a projection [columns, inner] and of its input; `frees` beside that of its output."""
+    element = rows * shard.element_bytes
+    return Step(name, element * inner, element * columns + frees, weights=inner * columns)
+
+
+def into_sequence_parallel(width: int, shard: Shard) -> tuple[Step, ...]:
+    """Backward's way into a column-row pair: tensor parallel gathers the gradient of the output."""
+    whole = np.where(np.asarray(shard.tensor) > 1, shard.tokens * width * shard.element_bytes, 0)
+    return (Step("gathered output gradient", whole),)
+
+
+def out_of_sequence_parallel(width: int, shard: Shard) -> tuple[Step, ...]:
+    """The way out: the sum of the input's gradients is scattered; what was gathered is gone by then."""
+    element = width * shard.element_bytes
+    cut = np.asarray(shard.tensor) > 1
+    local, whole = np.where(cut, shard.local_tokens * element, 0), np.where(cut, shard.tokens * element, 0)
+    return (Step("scattered input gradient", local, 2 * whole),)
 
 
 def gradient_sum(readers: int, tokens: Number, width: Number, shard: Shard) -> Elementwise:

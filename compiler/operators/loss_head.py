@@ -52,17 +52,24 @@ class LossHead(Operator):
         element = self.width * shard.element_bytes
         return (
             Saved("gradient of hidden", shard.tokens * element),
-            Saved("gradient of head", self.vocabulary / shard.tensor * element),
+            Saved("gradient of head", self.gradient_bytes(shard)),
         )
+
+    def gradient_bytes(self, shard: Shard) -> Number:
+        """Of the weight's gradient, which backward takes over from forward."""
+        return self.vocabulary / shard.tensor * self.width * shard.element_bytes
 
     def recomputed(self, shard: Shard, recompute: Recompute) -> tuple[Kernel, ...]:
         return ()
 
     def scratch_bytes(self, shard: Shard) -> Number:
-        """The head's gradient summed in fp32, and a chunk of logits and of their gradients."""
-        vocabulary = self.vocabulary / shard.tensor
+        """Beyond what is kept at its end: the head's gradient summed in fp32, beside a chunk of logits and of
+        their gradients or rounded; in backward both gradients times that of the loss, beside themselves."""
+        vocabulary, gradient = self.vocabulary / shard.tensor, self.gradient_bytes(shard)
         chunk = chunk_rows(shard.tokens, self.width, vocabulary) * vocabulary
-        return vocabulary * self.width * LOGIT_BYTES + 2 * chunk * shard.element_bytes
+        summed = vocabulary * self.width * LOGIT_BYTES
+        both = gradient + shard.tokens * self.width * shard.element_bytes
+        return np.maximum(summed + np.maximum(2 * chunk * shard.element_bytes - gradient, 0), both)
 
     def transfers(self, shard: Shard) -> tuple[Transfer, ...]:
         """Chunk by chunk of tokens the ranks agree on the largest logit, then on the sum of exponentials and

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import (
     Elementwise,
     Gemm,
@@ -28,8 +29,8 @@ from shipway.compiler.operators.base import (
 from shipway.compiler.operators.fp8 import kernels_of
 from shipway.compiler.operators.gated_unit import GatedUnit, activation_kernel
 from shipway.compiler.operators.linear import gemm, gradient_sum, norm_weight, sequence_parallel, weight
-from shipway.compiler.operators.norm import norm_kernel, norm_saved
-from shipway.compiler.operators.router import INDEX_BYTES, Router
+from shipway.compiler.operators.norm import norm_backward, norm_kernel, norm_saved
+from shipway.compiler.operators.router import INDEX_BYTES, SCORE_BYTES, Router
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import Experts as ExpertsSchema
 
@@ -99,6 +100,39 @@ class RoutedExperts(Operator):
             case "full":
                 return ()
 
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        """The weighted sum's, the grouped products' and the dispatch's; rows travel where ep > 1."""
+        element, inner = shard.element_bytes, self.dims.inner_width
+        pairs, rows = shard.local_tokens * self.dims.active, self.rows(shard)
+        sent, received, narrow = (
+            pairs * self.width * element,
+            rows * self.width * element,
+            rows * inner * element,
+        )
+        travels = np.asarray(shard.expert) > 1
+        away, here = np.where(travels, received, 0), np.where(travels, sent, 0)
+        latent = shard.local_tokens * self.width * element
+        behind_latent = self.dims.latent_width is not None
+        adds = not behind_latent and self.shared is not None
+        weights = pairs * SCORE_BYTES
+        matrix = self.dims.routed / shard.expert * inner * self.width
+        return (
+            # The rows' gradients, their weights in the experts' order and their products with the rows.
+            Step("weighted sum", sent + 3 * weights, sent + 2 * weights + (latent if behind_latent else 0)),
+            Step("rows to their experts", away, here),
+            Step("down", narrow, narrow + received, matrix),
+            Step("activation", 2 * narrow, 3 * narrow),
+            Step("up", received, narrow, matrix),
+            Step("gate", received, narrow + 2 * received, matrix),  # added to that of `up`
+            Step("rows back", here, away),
+            # A token's rows are summed; without a latent width that is added to the shared experts' gradient.
+            Step("dispatch", latent, sent + 2 * pairs * INDEX_BYTES + (latent if adds else 0)),
+        )
+
+    @property
+    def reduced_apart(self) -> bool:
+        return True
+
     def scratch_bytes(self, shard: Shard) -> Number:
         """Gradients of both halves and of the rows while the grouped products' backward runs, and the
         rows that the all-to-all sends."""
@@ -167,6 +201,29 @@ class LatentProjections(Operator):
             case "full":
                 return ()
 
+    def backward_of_second_half(self, shard: Shard) -> tuple[Step, ...]:
+        """Up, whose output's gradient is the residual path's, and the norm."""
+        tokens, latent = shard.local_tokens, self.latent_width
+        size = tokens * latent * shard.element_bytes
+        norm = (norm_backward("latent norm", tokens, latent, shard),) if self.norm else ()
+        return (Step("latent_up", size, size, self.width * latent), *norm)  # frees what it read
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        """Down, added to the other gradients of the input, which is gone then."""
+        tokens = shard.local_tokens
+        size, latent = (
+            tokens * self.width * shard.element_bytes,
+            tokens * self.latent_width * shard.element_bytes,
+        )
+        return (Step("latent_down", size, 2 * size + latent, self.width * self.latent_width),)
+
+    def beside_end(self, shard: Shard) -> Number:
+        """What the experts read, which the mixture holds as long as it runs."""
+        return shard.local_tokens * self.latent_width * shard.element_bytes
+
+    def not_read_again(self, shard: Shard) -> Number:
+        return shard.local_tokens * self.width * shard.element_bytes
+
     def scratch_bytes(self, shard: Shard) -> Number:
         return shard.local_tokens * self.latent_width * shard.element_bytes
 
@@ -216,6 +273,28 @@ class SharedExperts(Operator):
         """Tensor parallel gathers an input of its own; otherwise router or projection keep it already."""
         size = shard.tokens * self.unit.width * shard.element_bytes
         return (Saved("input", np.where(shard.tensor > 1, size, 0)),)
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        size = shard.local_tokens * self.unit.width * shard.element_bytes
+        own = total(tensor.bytes for tensor in self._saved_input(shard))
+        unit = self.unit.backward_freeing(shard, own)
+        if not self.gated:
+            return unit
+        logits = shard.local_tokens * shard.element_bytes
+        # The product with the gate: of the output, and of the gate before it is summed over channels.
+        gate = (
+            Step("shared gate", 2 * size, size),
+            Step("shared_gate", size, size + 2 * logits, self.unit.width),
+        )
+        return (*gate, *unit, Step("gated output's gradient", 0, size))
+
+    def beside_end(self, shard: Shard) -> Number:
+        """What the routed experts gave; under expert parallel these run before."""
+        size = shard.local_tokens * self.unit.width * shard.element_bytes
+        return np.where(np.asarray(shard.expert) > 1, 0, size)
+
+    def not_read_again(self, shard: Shard) -> Number:
+        return 0 if self.gated else self.unit.not_read_again(shard)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return self.unit.scratch_bytes(shard)

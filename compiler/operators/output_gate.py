@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from shipway.compiler.operators.backward import Step
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Parameter, Saved, Shard
-from shipway.compiler.operators.linear import gemm, weight
+from shipway.compiler.operators.linear import gemm, product_backward, weight
 from shipway.compiler.operators.softmax_core import SoftmaxCore
 
 OutputGate = Literal["none", "elementwise", "per_head"]
@@ -52,6 +53,26 @@ def gate_saved(gate: OutputGate, core: SoftmaxCore, shard: Shard) -> tuple[Saved
     rows = gate_width(gate, core.heads, core.value_width) / shard.tensor
     kept = (Saved("output gate", shard.tokens * rows * shard.element_bytes), Saved("gated output", size))
     return (*(copied if gate == "elementwise" else ()), *kept)
+
+
+def output_backward(gate: OutputGate, width: int, core: SoftmaxCore, shard: Shard) -> tuple[Step, ...]:
+    """Output projection and gate, down to the gradient of the core's output; the first gradient of the
+    attention's input comes with a gate."""
+    size, tokens = _output_bytes(core, shard), shard.tokens
+    copied = size if core.padded(shard) else 0
+    weights = core.heads * core.value_width / shard.tensor * width
+    if gate == "none":
+        return (Step("output_proj", size, copied, weights),)
+    rows = gate_width(gate, core.heads, core.value_width) / shard.tensor
+    logits = tokens * rows * shard.element_bytes
+    # The gate's gradient is made for every channel, and summed over a head's where the gate is the head's.
+    summed = logits if gate == "per_head" else 0
+    return (
+        Step("output_proj", size, size, weights),  # frees what it read
+        Step("gate", 2 * size + summed, 2 * size + (copied if gate == "elementwise" else 0)),
+        Step("sigmoid", logits, 2 * logits),
+        product_backward("gate_proj", tokens, width, rows, shard, 0),
+    )
 
 
 def _output_bytes(core: SoftmaxCore, shard: Shard) -> Number:

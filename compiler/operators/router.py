@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import (
     Elementwise,
     Gemm,
@@ -102,6 +103,42 @@ class Router(Operator):
         balancing = self.dims.balancing
         margins = balancing.bins if balancing.kind == "quantile" and balancing.estimator == "histogram" else 0
         return self.dims.routed * (1 + margins) * INDEX_BYTES
+
+    def backward(self, shard: Shard) -> tuple[Step, ...]:
+        """From the mixture weights' gradients by the scores' to the input's, mostly added to another.
+
+        In bf16 the product's parts stand beside what they are joined to (runtime/kernels/split_product.py).
+        """
+        scores = shard.local_tokens * self.dims.routed * SCORE_BYTES
+        weights = shard.local_tokens * self.dims.active * SCORE_BYTES
+        size = shard.local_tokens * self.width * shard.element_bytes
+        kept = total(tensor.bytes for tensor in self.saved(shard, "none"))
+        parts = 0 if shard.element_bytes == SCORE_BYTES else 2 * PARTS * scores / 2
+        return (
+            # The choices' gradients are scattered over all experts.
+            Step("scores", 2 * scores, scores + weights),
+            Step("activation", scores, scores),
+            Step(
+                "router",
+                parts + size,
+                parts + scores + kept - self._read_behind(shard) + (size if self._adds else 0),
+                weights=self.width * self.dims.routed,
+            ),
+        )
+
+    @property
+    def reduced_apart(self) -> bool:
+        return True
+
+    @property
+    def _adds(self) -> bool:
+        """Whether something has made a gradient of its input before."""
+        return self.dims.latent_width is None or self.dims.router_input == "latent" or self.dims.shared > 0
+
+    def _read_behind(self, shard: Shard) -> Number:
+        """Bytes of its input that a projection to the latent width reads too, after it in backward."""
+        latent = self.dims.latent_width is not None and self.dims.router_input == "hidden"
+        return shard.local_tokens * self.width * shard.element_bytes if latent else 0
 
     def scratch_bytes(self, shard: Shard) -> Number:
         """Three sets of scores, or one beside the products of its parts."""

@@ -7,6 +7,7 @@ values to the keys' width.
 from __future__ import annotations
 
 from shipway.compiler.frozen import frozen
+from shipway.compiler.operators.backward import Step
 from shipway.compiler.operators.base import Attention, Number, Saved, Shard
 
 
@@ -55,6 +56,13 @@ class SoftmaxCore:
         rows = shard.tokens * self.heads / shard.tensor
         width = self.key_width if self.padded(shard) else self.value_width
         return self.output(shard, rows * width * shard.element_bytes)
+
+    def backward(self, shard: Shard) -> Step:
+        """Gradients of query, key and value from that of the output; frees these alone of what is kept."""
+        rows = shard.tokens * self.heads / shard.tensor
+        width = self.key_width if self.padded(shard) else self.value_width
+        kept = sum(tensor.bytes for tensor in self.query_and_output(shard))
+        return Step("attention", self.scratch_bytes(shard), rows * width * shard.element_bytes + kept)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         """Gradients of query, keys and values while the core's backward runs."""

@@ -81,22 +81,29 @@ def test_plans_near_the_limit_are_within_a_hundredth_of_what_an_h200_held() -> N
         assert budget.upper_bytes > rank["reserved_bytes"] + rank["outside_bytes"], case["name"]
 
 
-def test_plans_of_drawn_models_are_near_what_an_h200_held() -> None:
-    measured = result("h200-verify-seed1.json")
+def test_memory_of_drawn_models_is_what_an_h200_held() -> None:
     errors = []
-    for case in measured["cases"]:
-        plan = make_plan(drawn(case))
-        assert isinstance(plan, Plan)
-        (budget,), (rank,) = plan.stages[0].memory.ranks, case["reading"]["ranks"]
-        errors.append(budget.allocated_bytes / rank["allocated_bytes"] - 1)
-        assert budget.upper_bytes > rank["reserved_bytes"] + rank["outside_bytes"], case["name"]
-    assert median(map(abs, errors)) < 0.015
-    assert max(map(abs, errors)) < 0.065
-    assert min(errors) > -0.01
+    for name in ("h200-verify-seed1.json", "h200-verify-seed4.json", "h200-verify-seed5-near.json"):
+        for case in result(name)["cases"]:
+            if not case["reading"]["ranks"]:
+                continue
+            plan = make_plan(drawn(case))
+            assert isinstance(plan, Plan)
+            (budget,), (rank,) = plan.stages[0].memory.ranks, case["reading"]["ranks"]
+            errors.append(budget.allocated_bytes / rank["allocated_bytes"] - 1)
+            reserved = pytest.approx(rank["reserved_bytes"], rel=0.03)
+            assert budget.reserved_bytes == reserved, (name, case["name"])
+            assert budget.upper_bytes > rank["reserved_bytes"] + rank["outside_bytes"], (name, case["name"])
+    assert median(map(abs, errors)) < 0.002
+    # In seed 1 elementwise functions ran uncompiled from some draw on: two chunks of logits in fp32 more.
+    assert min(errors) > -0.013
+    assert max(errors) < 0.006
 
 
 def drawn(case: dict[str, Any]) -> Blueprint:
-    """The blueprint of a case of a campaign."""
+    """The blueprint of a case of a campaign, with the ZeRO level that was measured."""
+    stages = [dict(stage) for stage in case["stages"]]
+    stages[0]["layout"] = {**stages[0]["layout"], "zero": case["reading"]["layout"]["zero"]}
     cluster, diagnostics = validate(compose("small_h200", (), None))
     assert cluster is not None, diagnostics
     return Blueprint.from_data(
@@ -104,7 +111,7 @@ def drawn(case: dict[str, Any]) -> Blueprint:
             "name": case["name"],
             "model": case["model"],
             "training": {
-                "stages": case["stages"],
+                "stages": stages,
                 "optimizer": {"kind": case["optimizer"]},
                 "checkpoints": {"every_steps": 1000},
                 "evaluation": {"every_steps": 1000},
