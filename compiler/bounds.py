@@ -51,7 +51,8 @@ def layout_bytes(problem: Problem, candidates: Candidates, shared: Tables) -> Fl
     (saved,) = _per_layout(c, shared.cell_of, problem.work.totals @ shared.parts.saved)
     backward = _alive_in_backward(problem, c, states, which, sizes)
     # Without a pipeline activations are freed before a layer's temporaries are made.
-    lightest = np.where(c.pp > 1, shared.parts.lightest[c.recompute, shared.cell_of], 0.0)
+    has_backward = (c.pp > 1) & (c.v_schedule == 0)
+    lightest = np.where(has_backward, shared.parts.lightest[c.recompute, shared.cell_of], 0.0)
     average = backward + saved / c.pp + lightest
     average = average + _average_buffers(problem, c, shared.parts.hidden[shared.cell_of])
     second = _second_rank(problem, c, shared) + lightest

@@ -25,6 +25,7 @@ from shipway.compiler.memory import (
     ChunkStates,
     MemoryTerms,
     Peaks,
+    at_worst_moment,
     by_rank,
     kept_activations,
     memory_terms,
@@ -34,7 +35,7 @@ from shipway.compiler.problem import Problem
 from shipway.compiler.step_time import PASSES, TIMES, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
-from shipway.compiler.v_memory import v_kept
+from shipway.compiler.v_memory import v_at_worst_moment, v_kept
 from shipway.compiler.workload import FIRST, LAST
 
 Floats = npt.NDArray[np.float64]
@@ -171,14 +172,46 @@ def _without_pipeline(chunked: Chunked) -> LayerMoments:
 def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     cores, core = chunked.cores
     parts, cell = cores.shared.parts, cores.cell
-    if cores.pp == 1:
-        temporary = np.zeros((len(cores.own), 1))
-    else:
-        temporary = cores.max(parts.beyond(parts.whole)[cores.own.recompute, :, cell].T)
+    kept, temporary = kept_bytes(cores), np.zeros((len(cores.own), cores.pp))
+    if cores.pp > 1:
+        kept, temporary = _at_worst_moment(cores)
     received, returned = handed_over(cores)
     staged = STAGED_STATES * parts.moved[:, cell].max(axis=0)
-    each = (kept_bytes(cores), temporary, received, returned, parts.hidden[cell], staged)
+    each = (kept, temporary, received, returned, parts.hidden[cell], staged)
     return ChunkActivations(*(of_core[core] for of_core in each))
+
+
+def _at_worst_moment(chunked: Chunked) -> tuple[Floats, Floats]:
+    """Kept activations and what is added to them, when each rank of a pipeline has most of both."""
+    own, pp, parts = chunked.own, chunked.pp, chunked.shared.parts
+    saved, whole = by_rank(chunked.cells("saved"), pp), by_rank(backward_of_chunks(chunked), pp)
+    if not chunked.is_v_shaped:
+        return at_worst_moment(saved, whole, own.micro_batches)
+    each = parts.beyond(parts.whole)[own.recompute, :, chunked.cell]
+    sizes = saved, by_rank(chunked.cells("waiting"), pp), whole, by_rank(chunked.max(each.T), pp)
+    return v_at_worst_moment(chunked.schedule, *sizes, chunked.is_split, own.micro_batches)
+
+
+def backward_of_chunks(chunked: Chunked) -> Floats:
+    """What each chunk's backward adds at most to what the chunk keeps, less what it has freed by then.
+
+    Layer by layer from the chunk's last on, [layouts, chunks]; behind the last one stands the head, whose
+    gradient stays.
+    """
+    own, cell, work = chunked.own, chunked.cell, chunked.shared.work
+    parts, policies = chunked.shared.parts, own.recompute * len(chunked.shared.cells) + cell
+    beyond = parts.beyond(parts.whole)[own.recompute, :, cell]
+    kept = chunked.shared.under_each_policy("saved")[policies]
+    head = parts.saved[own.recompute, LAST, cell]
+    last = chunked.bounds[:, -2:-1] <= np.arange(work.layers)
+    alive = beyond[:, work.layer_rows] + kept[:, 1:] + last * parts.head_gradient[cell][:, None]
+    alive[:, -1] = np.maximum(alive[:, -1] - head, beyond[:, LAST] + kept[:, -1])
+    alive[:, 0] = np.maximum(alive[:, 0], beyond[:, FIRST] + parts.saved[own.recompute, FIRST, cell])
+    begins = (np.arange(len(own))[:, None] * work.layers + chunked.bounds[:, :-1]).ravel()
+    most = np.maximum.reduceat(alive.ravel(), begins).reshape(len(own), -1)
+    ends = np.take_along_axis(kept, chunked.bounds[:, 1:], axis=1)
+    result: Floats = np.maximum(most - ends, 0.0)[:, chunked.order]
+    return result
 
 
 def kept_bytes(chunked: Chunked) -> Floats:

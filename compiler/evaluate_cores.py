@@ -61,7 +61,8 @@ def _bytes(problem: Problem, some: Placed) -> Floats:
     # Without a pipeline the head's gradient at least stands beside all that is kept.
     lightest: Floats | float = shared.parts.hidden[shared.cell_of]
     if some.is_piped:
-        lightest = shared.parts.lightest[own.recompute, shared.cell_of]
+        # Under V-shaped schedules a rank may hold most before a weight part, which adds nothing.
+        lightest = np.where(some.is_v_shaped, 0.0, shared.parts.lightest[own.recompute, shared.cell_of])
         whole = some.states("whole_numel").sum(axis=1) * sizes.gradient
         gathered = stays_gathered(some.states("gathered_bytes"), can)
         buffers = receive_buffers(some.received, some.returned, own.micro_batches, can)

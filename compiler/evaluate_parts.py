@@ -22,7 +22,7 @@ from shipway.compiler.operators.base import Gemm, Number, Operator, Shard, Trans
 from shipway.compiler.row_memory import RowPeaks, row_peaks
 from shipway.compiler.timing import CATEGORIES, Machine, kernel_time
 from shipway.compiler.unique import distinct
-from shipway.compiler.workload import LAST, Workload
+from shipway.compiler.workload import Workload
 from shipway.schemas.model import Experts
 
 Floats = npt.NDArray[np.float64]
@@ -134,8 +134,8 @@ class PartCosts:
 
     @cached_property
     def lightest(self) -> Floats:
-        """[policies, cells]: what backward adds in the layer that needs least."""
-        least: Floats = self.beyond(self.whole)[:, 1:LAST].min(axis=1)
+        """[policies, cells]: what backward adds in the layer, or at the head, that needs least."""
+        least: Floats = self.beyond(self.whole)[:, 1:].min(axis=1)
         return least
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shipway.compiler.evaluate_states import Bytes
 from shipway.compiler.frozen import frozen
 from shipway.compiler.layer_timeline import SHARDED_GRADIENTS, WHOLE_GRADIENTS, LayerMoments
-from shipway.compiler.schedule import in_flight, steady
+from shipway.compiler.schedule import backward_moments, in_flight, steady
 from shipway.compiler.unique import distinct
 from shipway.schemas.calibration import Efficiency
 from shipway.schemas.capability import Capability
@@ -20,7 +20,7 @@ from shipway.schemas.capability import Capability
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-BACKWARD = "backward begins with every micro-batch in flight"
+BACKWARD = "the backward that has most beside it, of those in this rank's schedule"
 HEAD = "the head's loss, with every layer's activations kept"
 IN_LAYER = "backward of layer"
 REDUCTION = "gradients are reduced after the last backward"
@@ -70,9 +70,9 @@ class ChunkActivations:
     """Per layout and chunk, bytes of one micro-batch on one rank."""
 
     kept: Floats
-    """[layouts, ranks]: of all micro-batches, at the worst moment of each rank's schedule."""
+    """[layouts, ranks]: of all micro-batches, at the worst moment of each rank's schedule..."""
     temporary: Floats
-    """Largest over the chunk's rows of what backward adds to what they keep; 0 without a pipeline."""
+    """[layouts, ranks]: what the backward that begins then adds to it; 0 without a pipeline."""
     received: Floats
     """Hidden states that the chunk receives (0 for the first)."""
     returned: Floats
@@ -204,7 +204,7 @@ def _piped(
         BACKWARD: {
             **both,
             "kept activations": activations.kept,
-            "temporaries of one layer": by_rank(activations.temporary, pp).max(axis=1),
+            "temporaries of one layer": activations.temporary,
         }
     }
     reduction = {
@@ -270,6 +270,36 @@ def kept_activations(saved: Floats, micro_batches: Ints) -> Floats:
         held = np.matmul(saved[rows].transpose(2, 0, 1), points.transpose(0, 2, 1))
         result[rows] = held.max(axis=2).T
     return result
+
+
+def at_worst_moment(saved: Floats, beyond: Floats, micro_batches: Ints) -> tuple[Floats, Floats]:
+    """Kept activations, and what the backward that begins then adds to them, when each rank has most of both.
+
+    `saved` and `beyond` [layouts, own chunks, ranks] are of one micro-batch: what each chunk keeps, and what
+    its backward adds at most, less what it has freed by then. [layouts, ranks] each.
+    """
+    layouts, virtual, pp = saved.shape
+    if virtual == 1:
+        return kept_by_single_chunks(saved, np.full(layouts, pp), micro_batches), beyond[:, 0]
+    kept, added = np.empty((layouts, pp)), np.empty((layouts, pp))
+    enough = steady(pp, virtual, micro_batches)
+    for count in distinct(enough):
+        rows = enough == count
+        points, chunk = backward_moments(pp, virtual, count)
+        kept[rows], added[rows] = worst_of(saved[rows], beyond[rows], points, chunk)
+    return kept, added
+
+
+def worst_of(sizes: Floats, beyond: Floats, points: Ints, which: Ints) -> tuple[Floats, Floats]:
+    """Of moments [ranks, moments, sizes] with an addition `which` [ranks, moments] each, the largest sum's
+    parts, [layouts, ranks]; `sizes` and `beyond` [layouts, sizes or additions, ranks]."""
+    # [ranks, layouts, sizes] @ [ranks, sizes, moments]
+    held = np.matmul(sizes.transpose(2, 0, 1), points.astype(float).transpose(0, 2, 1))
+    index = np.broadcast_to(which[:, None], held.shape)
+    added = np.take_along_axis(beyond.transpose(2, 0, 1), index, axis=2)
+    worst = (held + added).argmax(axis=2)[..., None]
+    kept, most = (np.take_along_axis(each, worst, axis=2)[..., 0].T for each in (held, added))
+    return kept, most
 
 
 def kept_by_single_chunks(saved: Floats, pp: Ints, micro_batches: Ints) -> Floats:

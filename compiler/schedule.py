@@ -83,16 +83,25 @@ def steady(pp: int, virtual: int, micro_batches: IntArray) -> IntArray:
     return np.where(whole, np.minimum(micro_batches, STEADY_ROUNDS * pp), micro_batches)
 
 
-@lru_cache(maxsize=4096)
 def in_flight(pp: int, virtual: int, micro_batches: int) -> IntArray:
     """Micro-batches that each chunk of each rank keeps, at every moment that can be a peak.
 
-    Shape [pp, moments, virtual]; the last axis counts the rank's own chunks from its first. After warm-up
-    every forward pairs with a backward; while both stay in their chunks, one count rises and one falls,
-    so that peaks of any weighing lie where either moves on to another chunk.
+    Shape [pp, moments, virtual]; the last axis counts the rank's own chunks from its first.
+    """
+    return backward_moments(pp, virtual, micro_batches)[0]
+
+
+@lru_cache(maxsize=4096)
+def backward_moments(pp: int, virtual: int, micro_batches: int) -> tuple[IntArray, IntArray]:
+    """The same, and which of the rank's own chunks begins a backward then, [pp, moments].
+
+    After warm-up every forward pairs with a backward; while both stay in their chunks, one count rises and
+    one falls, so that peaks of any weighing lie where either moves on to another chunk. In the end only
+    backwards are left.
     """
     if virtual == 1:
-        return np.minimum(pp - np.arange(pp), micro_batches).reshape(pp, 1, 1)
+        counts = np.minimum(pp - np.arange(pp), micro_batches).reshape(pp, 1, 1)
+        return counts, np.zeros((pp, 1), dtype=np.int64)
     per_round = micro_batches // rounds(pp, micro_batches)
     total = micro_batches * virtual
     warmup = np.array([warmup_forwards(pp, virtual, micro_batches, rank) for rank in range(pp)])[:, None]
@@ -102,11 +111,14 @@ def in_flight(pp: int, virtual: int, micro_batches: int) -> IntArray:
     forward_edge = (-warmup - 1) % per_round
     by_forward = np.concatenate([forward_edge + edges, forward_edge + edges + 1], axis=1)
     pairs = np.clip(np.concatenate([by_backward, by_forward, last], axis=1), 0, last)
+    drained = np.concatenate([total - edges[1:], total - edges - 1])
+    drained = np.broadcast_to(drained, (pp, len(drained)))
+    pairs = np.clip(np.concatenate([pairs, drained], axis=1), 0, total - 1)
     forwards = np.minimum(warmup + pairs + 1, total)
     local = np.arange(virtual)
     done_forward = _passes_of_chunk(forwards[:, :, None], local, per_round, virtual)
     done_backward = _passes_of_chunk(pairs[:, :, None], virtual - 1 - local, per_round, virtual)
-    return done_forward - done_backward
+    return done_forward - done_backward, virtual - 1 - (pairs // per_round) % virtual
 
 
 def _passes_of_chunk(passes: IntArray, position: IntArray, per_round: int, virtual: int) -> IntArray:

@@ -103,7 +103,7 @@ def planned_peak(model: Model, layer: int, policy: Recompute, sequences: int, co
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize("attention", ["delta", "latent", "grouped"])
-@examples(2)
+@examples(1)
 @given(st.data())
 def test_of_drawn_layers(attention: str, policy: Recompute, data: st.DataObject) -> None:
     feed_forward = data.draw(st.sampled_from(["dense", "experts"]))
