@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +23,8 @@ from shipway.compiler.memory import (
 from shipway.compiler.operators.base import Operator, Shard, flops
 from shipway.compiler.problem import Problem
 from shipway.compiler.search import Found, verdict
-from shipway.compiler.step_time import COPIES
+from shipway.compiler.simulated import simulated_seconds
+from shipway.compiler.step_time import COPIES, PASSES
 from shipway.compiler.tables import Tables, tables
 from shipway.schemas.plan import (
     Alternative,
@@ -85,9 +87,13 @@ NOTES = {
 
 
 def choose(problem: Problem, candidate: Candidates, shared: Tables | None = None) -> Chosen:
-    """Everything about one layout."""
+    """Everything about one layout, the passes of a pipeline run action by action."""
     own = shared or tables(problem, candidate)
-    return Chosen(problem, candidate, own, evaluate(problem, candidate, own).groups[0])
+    group = evaluate(problem, candidate, own).groups[0]
+    if group.pp > 1:
+        time = {**group.time, PASSES: np.array([simulated_seconds(problem, group.chunked)])}
+        group = replace(group, time=time, step_seconds=sum(time.values(), np.zeros(1)))
+    return Chosen(problem, candidate, own, group)
 
 
 def stage_plan(problem: Problem, found: Found) -> StagePlan:
@@ -124,7 +130,7 @@ def stage_plan(problem: Problem, found: Found) -> StagePlan:
         device_hours=hours * devices,
         cost=hours * devices * problem.blueprint.cluster.price_per_device_hour,
         candidates=found.legal,
-        alternatives=alternatives(problem, found),
+        alternatives=alternatives(problem, found, step),
     )
 
 
@@ -246,29 +252,37 @@ def memory_budget(chosen: Chosen, rank: int) -> MemoryBudget:
     )
 
 
-def alternatives(problem: Problem, found: Found) -> tuple[Alternative, ...]:
-    """Runners-up of different kinds: the next best layouts, and faster ones that do not fit."""
+def alternatives(problem: Problem, found: Found, chosen_seconds: float) -> tuple[Alternative, ...]:
+    """Runners-up of different kinds: the next best layouts, and faster ones that do not fit.
+
+    The search compared them with the chosen one by closed forms: so many times its simulated seconds.
+    """
     best = found.best
     assert best is not None
     step, peak, upper = found.step_seconds, found.peak_bytes, found.upper_bytes
     entries: list[Alternative] = []
     others = found.order[found.order != best]
     for index in others[: RUNNERS_UP - 1]:
-        entries.append(_alternative(problem, found, int(index), _why_worse(found, int(index))))
+        entries.append(
+            _alternative(problem, found, chosen_seconds, int(index), _why_worse(found, int(index)))
+        )
     capacity = problem.capacity_bytes
     faster = np.flatnonzero((step < step[best]) & (upper > capacity))
     for index in faster[np.argsort(step[faster], kind="stable")][: RUNNERS_UP + 1 - len(entries)]:
         needs = peak[index] if peak[index] > capacity else upper[index]
         kind = "needs" if peak[index] > capacity else "may need"
         reason = f"{kind} {needs / 2**30:,.1f} GiB of {capacity / 2**30:,.1f}"
-        entries.append(_alternative(problem, found, int(index), reason))
+        entries.append(_alternative(problem, found, chosen_seconds, int(index), reason))
     return tuple(entries)
 
 
-def _alternative(problem: Problem, found: Found, index: int, reason: str) -> Alternative:
+def _alternative(
+    problem: Problem, found: Found, chosen_seconds: float, index: int, reason: str
+) -> Alternative:
+    slower = float(found.step_seconds[index] / found.step_seconds[found.best])
     return Alternative(
         layout=found.candidates.layout(index, offload=problem.space.offload),
-        step_seconds=float(found.step_seconds[index]),
+        step_seconds=chosen_seconds * slower,
         peak_bytes=round(float(found.peak_bytes[index])),
         reason=reason,
     )

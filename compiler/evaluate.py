@@ -163,10 +163,9 @@ def _gathering(chunked: Chunked) -> Floats:
 
 
 def _without_pipeline(chunked: Chunked) -> LayerMoments:
-    own = chunked.own
-    return layer_moments(
-        layer_activations(chunked), layer_states(chunked), own.zero, own.micro_batches, chunked.shared.sizes
-    )
+    own, layers = chunked.own, chunked.shared.work.telling_layers
+    held = layer_activations(chunked), layer_states(chunked)
+    return layer_moments(*held, layers, own.zero, own.micro_batches, chunked.shared.sizes)
 
 
 def _chunk_activations(chunked: Chunked) -> ChunkActivations:

@@ -1,7 +1,8 @@
 """A step's backward without a pipeline, layer by layer: what is alive when each layer needs most.
 
-FSDP has every layer as a group and, inside it, its experts and its router (runtime/parallel/data.py); the
-embedding and the head are the root's, gathered to the end and reduced last of all.
+Of each kind of layer the first and the last are looked at: between them what is kept falls and what is
+reduced grows evenly. FSDP has every layer as a group and, inside it, its experts and its router
+(runtime/parallel/data.py); the embedding and the head are the root's, gathered to the end and reduced last.
 """
 
 from __future__ import annotations
@@ -44,16 +45,27 @@ class LayerActivations:
 
 @frozen(eq=False)
 class LayerStates:
-    """Of each layer on one rank, [layouts, layers], and of embedding and head together, [layouts, 1]."""
+    """On one rank: of each layer [layouts, layers], and of embedding and head together [layouts, 1]."""
 
     gathered_bytes: Floats
-    whole_numel: Floats
+    gathered_before: Floats
+    """Of the layer before it, 0 for the first."""
+    gathered_ahead: Floats
+    """Of it, all before it, embedding and head."""
+    whole_ahead: Floats
+    """Parameters of the same."""
+    rest_behind: Floats
+    """Parameters of the layer behind it but its experts, 0 for the last."""
     shard_numel: Floats
+    shards_behind: Floats
+    """Of all layers behind it."""
     experts_whole: Floats
     experts_shard: Floats
     root_gathered: Floats
     root_whole: Floats
     root_shard: Floats
+    all_shards: Floats
+    all_gathered: Floats
 
 
 @frozen(eq=False)
@@ -72,15 +84,15 @@ class LayerMoments:
 
 def layer_activations(chunked: Chunked) -> LayerActivations:
     """Of layouts without a pipeline."""
-    shared, own, cell = chunked.shared, chunked.own, chunked.cell
-    parts, rows = shared.parts, shared.work.layer_rows
+    shared, own, cell, layers = chunked.shared, chunked.own, chunked.cell, chunked.shared.work.telling_layers
+    parts, rows = shared.parts, shared.work.layer_rows[layers]
     saved = shared.under_each_policy("saved")[own.recompute * len(shared.cells) + cell]
-    kept = saved[:, 1:].copy()
+    kept = saved[:, layers + 1]
     kept[:, -1] -= parts.saved[own.recompute, LAST, cell]
     kept += parts.head_gradient[cell][:, None]
-    times = (parts.early, parts.reducing, parts.late, parts.closing)
     again = (parts.saved[:1] - parts.saved)[own.recompute, :, cell][:, rows]
-    early, reducing, late, closing = (peaks[rows][:, cell].T + again for peaks in times)
+    times = (parts.reducing, parts.late, parts.closing)
+    reducing, late, closing = (peaks[rows][:, cell].T + again for peaks in times)
     early = parts.beyond(parts.early)[own.recompute, :, cell][:, rows]
     head = parts.beyond(parts.whole)[own.recompute, LAST, cell]
     return LayerActivations(kept, early, reducing, late, closing, saved[:, -1:], head[:, None])
@@ -88,95 +100,94 @@ def layer_activations(chunked: Chunked) -> LayerActivations:
 
 def layer_states(chunked: Chunked) -> LayerStates:
     """Of layouts without a pipeline."""
-    states, rows, which = chunked.shared.states, chunked.shared.work.layer_rows, chunked.sharding
-    expert_ranks = chunked.shared.shardings.expert
+    shared, which, layers = chunked.shared, chunked.sharding, chunked.shared.work.telling_layers
+    states, rows = shared.states, shared.work.layer_rows
+    none = np.full(1, -1)
+    ahead, behind = np.append(none, rows)[layers], np.append(rows[1:], none)[layers]
 
-    def layers(per_row: Floats) -> Floats:
-        result: Floats = per_row[rows][:, which].T
+    def at(per_row: Floats, of: Ints) -> Floats:
+        result: Floats = np.where(of >= 0, per_row[of].T, 0.0)[which]
         return result
 
-    def root(per_row: Floats) -> Floats:
-        result: Floats = per_row[[FIRST, LAST]][:, which].sum(axis=0)[:, None]
+    def ends(per_row: Floats) -> Floats:
+        result: Floats = per_row[[FIRST, LAST]].sum(axis=0)[which][:, None]
         return result
 
+    def with_root(name: str) -> Floats:
+        """Of embedding, head and the layers up to each."""
+        sums, last = shared.running(name)[which][:, layers + 1], getattr(states, name)[LAST][which]
+        sums[:, :-1] += last[:, None]
+        return sums
+
+    shards = with_root("shard_numel")
+    gathered = with_root("gathered_bytes")
     return LayerStates(
-        gathered_bytes=layers(states.gathered_bytes),
-        whole_numel=layers(states.whole_numel),
-        shard_numel=layers(states.shard_numel),
-        experts_whole=layers(states.expert_numel),
-        experts_shard=layers(states.expert_numel / expert_ranks),
-        root_gathered=root(states.gathered_bytes),
-        root_whole=root(states.whole_numel),
-        root_shard=root(states.shard_numel),
+        gathered_bytes=at(states.gathered_bytes, rows[layers]),
+        gathered_before=at(states.gathered_bytes, ahead),
+        gathered_ahead=gathered,
+        whole_ahead=with_root("whole_numel"),
+        rest_behind=at(states.whole_numel - states.expert_numel, behind),
+        shard_numel=at(states.shard_numel, rows[layers]),
+        shards_behind=shards[:, -1:] - shards,
+        experts_whole=at(states.expert_numel, rows[layers]),
+        experts_shard=at(states.expert_numel / shared.shardings.expert, rows[layers]),
+        root_gathered=ends(states.gathered_bytes),
+        root_whole=ends(states.whole_numel),
+        root_shard=ends(states.shard_numel),
+        all_shards=shards[:, -1:],
+        all_gathered=gathered[:, -1:],
     )
 
 
 def layer_moments(
-    activations: LayerActivations, states: LayerStates, zero: Ints, micro_batches: Ints, sizes: Bytes
+    activations: LayerActivations,
+    states: LayerStates,
+    layers: Ints,
+    zero: Ints,
+    micro_batches: Ints,
+    sizes: Bytes,
 ) -> LayerMoments:
     """The last micro-batch's backward, which has all gradients beside it that any other has."""
     accumulates, until_last = (micro_batches > 1)[:, None], (zero == 1)[:, None]
     adds_to_shards = accumulates & ~until_last
-    shards = states.shard_numel * sizes.master
-    all_shards = shards.sum(axis=1, keepdims=True) + states.root_shard * sizes.master
-    whole = states.whole_numel * sizes.gradient
+    all_shards = states.all_shards * sizes.master
     whole_root = states.root_whole * sizes.gradient
-    whole_here = np.where(accumulates & until_last, np.cumsum(whole, axis=1) + whole_root, 0.0)
+    whole_here = np.where(accumulates & until_last, states.whole_ahead * sizes.gradient, 0.0)
     # What is reduced waits in a buffer for the next reduction: that of the layer behind, or of the root.
-    rest = (states.whole_numel - states.experts_whole) * sizes.gradient
-    behind = np.concatenate([rest[:, 1:], np.where(adds_to_shards, whole_root, 0.0)], axis=1)
+    behind = states.rest_behind * sizes.gradient
+    behind[:, -1:] = np.where(adds_to_shards, whole_root, 0.0)
     freed = states.experts_whole * sizes.compute  # gathered: FSDP lets go of it before it reduces
-    times = np.stack(
-        [
-            activations.early + behind,
-            activations.reducing - freed,
-            activations.late - freed,
-            activations.closing - states.gathered_bytes,
-        ]
-    )
-    none = np.zeros_like(shards)
-    own_shards = np.stack([none, none, states.experts_shard * sizes.master, shards])
-    new = np.where(adds_to_shards, 0.0, own_shards)
+    early = np.maximum(activations.early + behind, activations.reducing - freed)
+    late, closing = activations.late - freed, activations.closing - states.gathered_bytes
+    two = states.root_gathered + states.gathered_bytes + states.gathered_before
     in_layer = {
         WHOLE_GRADIENTS: whole_here,
-        "gathered parameters": _gathered(states, zero),
+        "gathered parameters": np.where((zero == 3)[:, None], two, states.gathered_ahead),
         "kept activations": activations.kept,
-        "temporaries of one layer": times.max(axis=0),
+        "temporaries of one layer": np.maximum(early, np.maximum(late, closing)),
     }
-    default_stream = np.sum(list(in_layer.values()), axis=0).max(axis=1, keepdims=True)
-    in_layer["temporaries of one layer"] = (times + new).max(axis=0)
-    in_layer[SHARDED_GRADIENTS] = np.where(adds_to_shards, all_shards, _after(shards))
-    worst = np.sum(list(in_layer.values()), axis=0).argmax(axis=1)[:, None]
+    default_stream = sum(in_layer.values(), np.zeros(1)).max(axis=1, keepdims=True)
+    own = np.where(adds_to_shards, 0.0, sizes.master)  # shards of the layer itself, once they are reduced
+    late, closing = late + states.experts_shard * own, closing + states.shard_numel * own
+    in_layer["temporaries of one layer"] = np.maximum(early, np.maximum(late, closing))
+    in_layer[SHARDED_GRADIENTS] = np.where(adds_to_shards, all_shards, states.shards_behind * sizes.master)
+    worst = sum(in_layer.values(), np.zeros(1)).argmax(axis=1)[:, None]
     waiting = np.where(adds_to_shards, whole_root, 0.0)
-    everything = states.root_gathered + states.gathered_bytes.sum(axis=1, keepdims=True)
     reduced = np.maximum(states.root_gathered - states.root_shard * sizes.master, 0.0)
     at_head = {
         SHARDED_GRADIENTS: np.where(adds_to_shards, all_shards, 0.0),
         WHOLE_GRADIENTS: whole_here[:, -1:],
-        "gathered parameters": np.where((zero == 3)[:, None], states.root_gathered, everything),
+        "gathered parameters": np.where((zero == 3)[:, None], states.root_gathered, states.all_gathered),
         "kept activations": activations.all_kept,
         "temporaries of one layer": activations.head,
         "gradient reduction buffers": waiting,
     }
-    head_stream = np.sum([v for k, v in at_head.items() if k != SHARDED_GRADIENTS], axis=0)
+    others = (values for name, values in at_head.items() if name != SHARDED_GRADIENTS)
+    head_stream = sum(others, np.zeros(1))
     return LayerMoments(
         {name: np.take_along_axis(values, worst, axis=1) for name, values in in_layer.items()},
-        worst,
+        layers[worst],
         at_head,
         {SHARDED_GRADIENTS: all_shards, "gradient reduction buffers": whole_root + reduced},
         np.maximum(np.maximum(default_stream, head_stream), whole_root + reduced),
     )
-
-
-def _after(per_layer: Floats) -> Floats:
-    """[layouts, layers]: sums over the layers behind each."""
-    return np.cumsum(per_layer[:, ::-1], axis=1)[:, ::-1] - per_layer
-
-
-def _gathered(states: LayerStates, zero: Ints) -> Floats:
-    """Of layers that backward has not left; under ZeRO 3 of the one it is in and the one before it."""
-    one = states.gathered_bytes
-    before = np.concatenate([np.zeros_like(one[:, :1]), one[:, :-1]], axis=1)
-    held = np.where((zero == 3)[:, None], one + before, np.cumsum(one, axis=1))
-    result: Floats = states.root_gathered + held
-    return result

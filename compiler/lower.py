@@ -289,14 +289,13 @@ def _layer(
     # Every output stays a source; attention's is a product, the feed-forward's unless experts are summed.
     experts = model.feed_forward.experts if feed_forward == "experts" else None
     product = experts is None or (experts.latent_width is not None and not experts.shared)
-    assert sources is not None
     return Part(
         name,
         operators,
         states=2,
         product_states=2 if product else 1,
         width=width,
-        gradient_states=sources[1] + 1,
+        gradient_states=1 if sources is None else sources[1] + 1,
     )
 
 

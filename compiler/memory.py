@@ -20,9 +20,9 @@ from shipway.schemas.capability import Capability
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-BACKWARD = "the backward that has most beside it, of those in this rank's schedule"
-HEAD = "the head's loss, with every layer's activations kept"
-IN_LAYER = "backward of layer"
+BACKWARD = "the backward begins that has most beside it in this rank's schedule"
+HEAD = "the head makes the loss, with all activations kept"
+IN_LAYER = "backward passes layer"
 REDUCTION = "gradients are reduced after the last backward"
 ROOT = "gradients of embedding and head are reduced"
 OPTIMIZER = "optimizer step"

@@ -8,7 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shipway.compiler.chunked import Chunked
+from shipway.compiler.problem import Problem
 from shipway.compiler.schedule import rounds, warmup_forwards
+from shipway.compiler.step_time import deferred_seconds, send_seconds
+from shipway.compiler.v_timing import v_simulated_seconds
+
+
+def simulated_seconds(problem: Problem, chunked: Chunked) -> float:
+    """Length of all passes of one step of one pipelined layout."""
+    order, own = chunked.order, chunked.own  # columns in model order
+    forward, backward = chunked.cells("forward")[:, order], chunked.cells("backward")[:, order]
+    send, count = send_seconds(problem, chunked), int(own.micro_batches[0])
+    if chunked.is_v_shaped:
+        deferred = deferred_seconds(chunked, chunked.cells("backward"))[:, order]
+        return v_simulated_seconds(chunked.schedule, forward, backward, deferred, send, count)
+    chunks = forward[0].tolist(), backward[0].tolist()
+    virtual = forward.shape[1] // chunked.pp
+    return interleaved_seconds(chunked.pp, virtual, count, *chunks, float(send[0]))
 
 
 def interleaved_seconds(

@@ -72,6 +72,20 @@ def v_seconds(
     return result
 
 
+def v_simulated_seconds(
+    schedule: Schedule,
+    forward: FloatArray,
+    backward: FloatArray,
+    deferred: FloatArray,
+    send: FloatArray,
+    micro_batches: int,
+) -> float:
+    """The same of one layout, [1, chunks], worked out to the last micro-batch."""
+    pp = forward.shape[1] // 2
+    durations = np.concatenate([forward, backward - deferred, backward], axis=1)
+    return float(_run(_passes(schedule, pp, micro_batches), durations, deferred, send)[0])
+
+
 def v_least_seconds(
     forward: FloatArray,
     backward: FloatArray,

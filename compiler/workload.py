@@ -90,14 +90,11 @@ class Workload:
         return ahead.cumsum(axis=0, out=ahead)
 
     @cached_property
-    def rows_behind(self) -> npt.NDArray[np.float64]:
-        """How often each row occurs after the last occurrence of each row, shape [rows, rows]."""
-        last = np.zeros(len(self.rows), dtype=np.int64)
-        last[self.layer_rows] = np.arange(self.layers)
-        behind = self.totals - self.rows_ahead[last + 1]
-        behind[LAST], behind[FIRST] = 0.0, self.totals
-        behind[:, FIRST] = 0.0
-        return behind
+    def telling_layers(self) -> npt.NDArray[np.int64]:
+        """The first and the last layer of each kind, in rising order; the last of all is among them."""
+        _, first = np.unique(self.layer_rows, return_index=True)
+        _, behind = np.unique(self.layer_rows[::-1], return_index=True)
+        return np.unique(np.concatenate([first, self.layers - 1 - behind]))
 
     @cached_property
     def buffer_bytes(self) -> npt.NDArray[np.float64]:

@@ -13,6 +13,7 @@ from shipway.compiler.schedule import (
     simulate,
     steady,
 )
+from shipway.compiler.simulated import interleaved_seconds
 
 LETTER = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 
@@ -85,6 +86,18 @@ def test_a_steady_schedule_holds_no_more(shape: tuple[int, int, int], weights: l
     assert interleaving_allows(pp, enough)
     peak = [int((p @ weight).max()) for p in in_flight(pp, virtual, enough)]
     assert peak == [int((p @ weight).max()) for p in in_flight(pp, virtual, micro_batches * 9 * pp)]
+
+
+@settings(deadline=None)
+@given(shape=shapes, data=st.data(), send=st.floats(0, 0.5))
+def test_what_a_plan_prints_is_the_simulation(
+    shape: tuple[int, int, int], data: st.DataObject, send: float
+) -> None:
+    pp, virtual, count = shape
+    seconds = st.lists(st.floats(0.1, 3.0), min_size=pp * virtual, max_size=pp * virtual)
+    forward, backward = data.draw(seconds), data.draw(seconds)
+    printed = interleaved_seconds(pp, virtual, count, forward, backward, send)
+    assert printed == pytest.approx(length(pp, virtual, count, forward, backward, send))
 
 
 def length(
