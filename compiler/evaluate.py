@@ -27,7 +27,6 @@ from shipway.compiler.memory import (
     Peaks,
     at_worst_moment,
     by_rank,
-    kept_activations,
     memory_terms,
     peaks,
 )
@@ -35,7 +34,7 @@ from shipway.compiler.problem import Problem
 from shipway.compiler.step_time import PASSES, TIMES, step_time
 from shipway.compiler.tables import Tables
 from shipway.compiler.timing import CATEGORIES
-from shipway.compiler.v_memory import v_at_worst_moment, v_kept
+from shipway.compiler.v_memory import v_at_worst_moment
 from shipway.compiler.workload import FIRST, LAST
 
 Floats = npt.NDArray[np.float64]
@@ -171,7 +170,7 @@ def _without_pipeline(chunked: Chunked) -> LayerMoments:
 def _chunk_activations(chunked: Chunked) -> ChunkActivations:
     cores, core = chunked.cores
     parts, cell = cores.shared.parts, cores.cell
-    kept, temporary = kept_bytes(cores), np.zeros((len(cores.own), cores.pp))
+    kept = temporary = np.zeros((len(cores.own), 1))
     if cores.pp > 1:
         kept, temporary = _at_worst_moment(cores)
     received, returned = handed_over(cores)
@@ -186,7 +185,7 @@ def _at_worst_moment(chunked: Chunked) -> tuple[Floats, Floats]:
     saved, whole = by_rank(chunked.cells("saved"), pp), by_rank(backward_of_chunks(chunked), pp)
     if not chunked.is_v_shaped:
         return at_worst_moment(saved, whole, own.micro_batches)
-    each = parts.beyond(parts.whole)[own.recompute, :, chunked.cell]
+    each = parts.beyond_whole[own.recompute, :, chunked.cell]
     sizes = saved, by_rank(chunked.cells("waiting"), pp), whole, by_rank(chunked.max(each.T), pp)
     return v_at_worst_moment(chunked.schedule, *sizes, chunked.is_split, own.micro_batches)
 
@@ -199,7 +198,7 @@ def backward_of_chunks(chunked: Chunked) -> Floats:
     """
     own, cell, work = chunked.own, chunked.cell, chunked.shared.work
     parts, policies = chunked.shared.parts, own.recompute * len(chunked.shared.cells) + cell
-    beyond = parts.beyond(parts.whole)[own.recompute, :, cell]
+    beyond = parts.beyond_whole[own.recompute, :, cell]
     kept = chunked.shared.under_each_policy("saved")[policies]
     head = parts.saved[own.recompute, LAST, cell]
     last = chunked.bounds[:, -2:-1] <= np.arange(work.layers)
@@ -211,18 +210,6 @@ def backward_of_chunks(chunked: Chunked) -> Floats:
     ends = np.take_along_axis(kept, chunked.bounds[:, 1:], axis=1)
     result: Floats = np.maximum(most - ends, 0.0)[:, chunked.order]
     return result
-
-
-def kept_bytes(chunked: Chunked) -> Floats:
-    """Kept activations at the worst moment of each rank's schedule, [layouts, ranks].
-
-    V-shaped schedules keep the gradients of matrices' outputs beside them between the parts of backward.
-    """
-    own, saved = chunked.own, by_rank(chunked.cells("saved"), chunked.pp)
-    if not chunked.is_v_shaped:
-        return kept_activations(saved, own.micro_batches)
-    waiting = by_rank(chunked.cells("waiting"), chunked.pp)
-    return v_kept(chunked.schedule, saved, waiting, chunked.is_split, own.micro_batches)
 
 
 def outside_bytes(problem: Problem, own: Candidates) -> dict[str, Floats]:

@@ -133,9 +133,14 @@ class PartCosts:
         return result
 
     @cached_property
+    def beyond_whole(self) -> Floats:
+        """`beyond` of `whole`."""
+        return self.beyond(self.whole)
+
+    @cached_property
     def lightest(self) -> Floats:
         """[policies, cells]: what backward adds in the layer, or at the head, that needs least."""
-        least: Floats = self.beyond(self.whole)[:, 1:].min(axis=1)
+        least: Floats = self.beyond_whole[:, 1:].min(axis=1)
         return least
 
 

@@ -90,11 +90,11 @@ def layer_activations(chunked: Chunked) -> LayerActivations:
     kept = saved[:, layers + 1]
     kept[:, -1] -= parts.saved[own.recompute, LAST, cell]
     kept += parts.head_gradient[cell][:, None]
-    again = (parts.saved[:1] - parts.saved)[own.recompute, :, cell][:, rows]
+    again = (parts.saved[:1] - parts.saved)[:, rows][own.recompute, :, cell]
     times = (parts.reducing, parts.late, parts.closing)
     reducing, late, closing = (peaks[rows][:, cell].T + again for peaks in times)
-    early = parts.beyond(parts.early)[own.recompute, :, cell][:, rows]
-    head = parts.beyond(parts.whole)[own.recompute, LAST, cell]
+    early = parts.beyond(parts.early)[:, rows][own.recompute, :, cell]
+    head = parts.beyond_whole[own.recompute, LAST, cell]
     return LayerActivations(kept, early, reducing, late, closing, saved[:, -1:], head[:, None])
 
 
