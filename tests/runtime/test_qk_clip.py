@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from shipway.runtime.mesh import build_mesh
+from shipway.runtime.mesh import MeshPool, build_mesh
 from shipway.runtime.parallel.recompute import keep_products
 from shipway.runtime.parallelize import ParallelModel
 from shipway.runtime.qk_clip import QkClip, bound_of_logits, largest_logits
 from shipway.schemas.layout import Layout
 from tests.runtime.ranks import run_ranks
+from tests.runtime.training_cases import SHALLOW, make_trainer, run_steps, whole_parameters
 from tests.templates.generated import build, variant
 
 BOUNDS = torch.tensor([0, 5, 16, 32], dtype=torch.int32)
@@ -102,6 +104,57 @@ def test_clipped_heads_come_down_to_the_threshold() -> None:
     assert max(before.values()) > 5.0
     first = min(before, key=int)
     assert after[first] == torch.tensor(1.0).item() or abs(after[first] - 1.0) < 1e-3
+
+
+THRESHOLD = 0.02
+"""Under the logits of some heads and over those of others, so that some are clipped in every step."""
+LAYOUTS = {
+    "fsdp 2": Layout(data_parallel_shard=2, micro_batch=4),
+    "tp 2": Layout(tensor_parallel=2, micro_batch=8),
+    "cp 2": Layout(context_parallel=2, micro_batch=8),
+    "pp 2": Layout(
+        pipeline_parallel=2,
+        micro_batch=2,
+        micro_batches=4,
+        zero=1,
+        schedule="1f1b",
+        stage_layers=((0, 1), (1, 3)),
+    ),
+}
+
+
+def _train_and_clip(
+    layouts: list[Layout],
+) -> list[tuple[list[dict[str, float]], dict[str, torch.Tensor]]]:
+    """Largest logits of each step, and this rank's parameters after them, whole."""
+    pool, found = MeshPool(torch.device("cpu")), []
+    for layout in layouts:
+        trainer = make_trainer(layout, pool=pool, changes=SHALLOW | {"vocabulary": 64})
+        clip = QkClip(trainer.model, variant("hybrid").attention.latent, THRESHOLD)
+        seen: list[dict[str, float]] = []
+
+        def clip_and_tell(clip: QkClip = clip, seen: list[dict[str, float]] = seen) -> None:
+            seen.append(QkClip.clip(clip))
+
+        clip.clip = clip_and_tell  # type: ignore[method-assign, assignment]
+        trainer.qk_clip = clip
+        run_steps(trainer, range(3))
+        found.append((seen, whole_parameters(trainer)))
+    return found
+
+
+def test_every_layout_clips_what_one_process_clips() -> None:
+    (((alone, parameters),),) = run_ranks(_train_and_clip, 1, [Layout(micro_batch=8)])
+    assert any(value > 1.2 * THRESHOLD for step in alone for value in step.values())
+    ranks = run_ranks(_train_and_clip, 2, [*LAYOUTS.values()])
+    for index, name in enumerate(LAYOUTS):
+        parts = [rank[index] for rank in ranks]
+        seen = [{k: v for part, _ in parts for k, v in part[step].items()} for step in range(len(alone))]
+        for mine, theirs in zip(seen, alone, strict=True):
+            assert mine == pytest.approx(theirs, rel=2e-3), name
+        whole = {key: value for _, part in parts for key, value in part.items()}
+        for key in (key for key in parameters if "q_up" in key or "kv_up" in key):
+            torch.testing.assert_close(whole[key], parameters[key], rtol=5e-3, atol=5e-4, msg=f"{name} {key}")
 
 
 def test_evaluation_is_not_watched() -> None:
