@@ -143,13 +143,17 @@ class Soak:
                 raise AssertionError(f"the last start left with {code}")
             return True
         moment = self.moments[len(done)]
+        before = stamp(self.run)
         job = self._job(moment.layout, len(done) + 1)
         try:
-            inflict(moment, job, self.run)
+            inflict(moment, job, self.run, before)
             code = job.wait()
         finally:
             kill(job.pids())
-        outcome = Outcome(moment, code, last_step(self.run), whole_step(self.run), torn(self.run))
+        whole = whole_step(self.run)
+        # A start that ended before it trained has lost none: what is recorded is the one's before.
+        reached = last_step(self.run) if stamp(self.run) != before else whole
+        outcome = Outcome(moment, code, reached, whole, torn(self.run))
         self._memory.write_text(json.dumps([asdict(o) for o in (*done, outcome)], indent=1))
         return True
 
@@ -162,14 +166,14 @@ class Soak:
         return self._start(self.builds[layout], self.run, self._processes[layout], attempt)
 
 
-def inflict(moment: Moment, job: Job, run: Path) -> None:
-    """Wait for the moment, and do to the run what it says."""
+def inflict(moment: Moment, job: Job, run: Path, before: int) -> None:
+    """Wait for the moment, and do to the run what it says; `before` stamps what was recorded before."""
     wait_for(lambda: bool(job.pids()), job)
     if moment.kind == "kill all while starting":
         time.sleep(moment.delay * 3)
         kill(job.pids())
         return
-    wait_for(lambda: last_step(run) >= moment.step, job)
+    wait_for(lambda: stamp(run) != before and last_step(run) >= moment.step, job)
     time.sleep(moment.delay * step_seconds(run))
     pids = job.pids()
     if not pids:
@@ -251,6 +255,12 @@ def last_step(run: Path) -> int:
     """Last step that the run has recorded."""
     steps = steps_of(run)
     return int(steps[-1]["step"]) if steps else 0
+
+
+def stamp(run: Path) -> int:
+    """Changes with every step that is recorded, and when a start drops those that it makes again."""
+    path = run / "metrics.jsonl"
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def step_seconds(run: Path) -> float:

@@ -12,7 +12,13 @@ _LOST_PEER = ("Connection", "connection", "gloo", "NCCL", "timed out", "Timed ou
 
 
 def classify(error: BaseException) -> tuple[ExitCode, str]:
-    """Exit code of a failure and the words for it."""
+    """Exit code of a failure and the words for it, with the step that it is noted to have been in."""
+    code, text = _classify(error)
+    notes = ", ".join(getattr(error, "__notes__", ()))
+    return code, f"{text} ({notes})" if notes else text
+
+
+def _classify(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, (Fatal, DataError)):
         return ExitCode.FATAL, str(error)
     if isinstance(error, Retryable):

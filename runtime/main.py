@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -31,10 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     run.write_pid(rank)
     # Attention residuals pass their sources on through every layer, unchanged and never written into.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    stop = StopRequest()
-    stop.install()
+    _die_while_starting()
     try:
-        code = train_here(options.build, run, join(options.device), stop, options.until)
+        code = train_here(options.build, run, join(options.device), StopRequest(), options.until)
         reason = code.words
         leave()
     except BaseException as error:
@@ -44,6 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         print(f"rank {rank} on {socket.gethostname()}: {reason}", file=sys.stderr, flush=True)
     run.write_exit(rank, code, reason)
     return code
+
+
+def _die_while_starting() -> None:
+    """Until training takes the signals over a stop ends this process at once: there is nothing to save, and
+    a rank that waits for peers which a stop has ended already would hear of none."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a profile is asked for; it is too early
 
 
 def _parser() -> argparse.ArgumentParser:

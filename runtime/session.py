@@ -42,6 +42,7 @@ def train_here(
     if rank == 0 and build.resolve() != run.path.resolve():
         replace_text(run.path / "plan.json", (build / "plan.json").read_text())
     context = _context(plan, module, build, run, device, stop, display or make_display(rank))
+    stop.install()  # not before all ranks are connected: from now on a peer's end is noticed at once
     try:
         code = run_programme(context, until)
         context.watchdog.stop()
@@ -50,6 +51,10 @@ def train_here(
             run.write_status(state=code.words)
             context.display.message(try_report(run.path))
         return code
+    except BaseException as error:
+        if where := context.watchdog.where():
+            error.add_note(where)  # what is said of it names the step as well as rank and host
+        raise
     finally:
         context.display.close()
         if context.metrics:

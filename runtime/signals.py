@@ -35,7 +35,9 @@ class StopRequest:
     _previous: dict[signal.Signals, object] = field(default_factory=dict)
 
     def install(self) -> None:
-        """Take over the stop signals; call from the main thread."""
+        """Take over the stop signals, once; call from the main thread."""
+        if self._previous:
+            return
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
         self._previous[PROFILE_SIGNAL] = signal.signal(PROFILE_SIGNAL, self._handle_profile)

@@ -121,6 +121,10 @@ class Watchdog:
         """No step is running: a stage is being prepared, which nothing is known of."""
         self._phase = PHASES[-1]
 
+    def where(self) -> str:
+        """Step and phase that this rank is in; empty while no step is running."""
+        return "" if self._phase == PHASES[-1] else f"in step {self._step}, {self._phase}"
+
     def verdict(self) -> str | None:
         """What is wrong, when this rank's time is up; reads the other ranks' notes."""
         elapsed = time.monotonic() - self._began

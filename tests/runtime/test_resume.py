@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from shipway.runtime.checkpoint_folder import MARKER, checkpoint_folders
 from shipway.runtime.exit_codes import ExitCode, Fatal
+from shipway.runtime.failures import classify
 from shipway.runtime.metrics import StepMetrics, read_metrics
 from shipway.runtime.progress import Silent
 from shipway.runtime.run_folder import RunFolder
@@ -154,7 +155,7 @@ def start_and_catch(build: Path, run: Path) -> tuple[int | None, str]:
     try:
         return int(start(build, run)), ""
     except Fatal as error:
-        return None, str(error)
+        return None, classify(error)[1]
 
 
 def test_bad_step_is_left_out(build: Path, tmp_path: Path) -> None:
@@ -178,6 +179,7 @@ def test_bad_step_stops_the_run_when_asked(build: Path, tmp_path: Path) -> None:
     for code, reason in run_ranks(start_and_catch, 2, poisoned, tmp_path / "run"):
         assert code is None
         assert "step 3 of stage only: loss nan" in reason
+        assert reason.endswith("(in step 3, update)")
 
 
 def test_chain_of_starts_without_a_step_ends(tmp_path: Path) -> None:

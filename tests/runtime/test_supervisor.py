@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from shipway.runtime.attempts import end_strays, explain, next_number, record_deaths
+from shipway.runtime.distributed import free_port
 from shipway.runtime.echo import Echo
 from shipway.runtime.exit_codes import ExitCode, Fatal
 from shipway.runtime.lock import RunLock
@@ -224,3 +225,25 @@ def test_a_run_has_one_supervisor_and_a_dead_ones_files_do_not_matter(tmp_path: 
     first.release()
     second.take()
     second.release()
+
+
+def test_a_rank_that_waits_for_its_peers_ends_at_once_when_it_is_asked_to_stop(tmp_path: Path) -> None:
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SHIPWAY_ATTEMPT": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "shipway.runtime.main",
+        str(tmp_path),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    alone = subprocess.Popen([*command, "--device", "cpu"], env=os.environ | world | place)
+    try:
+        while not (tmp_path / "run" / "attempts" / "1" / "rank0.pid").exists() and alone.poll() is None:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        alone.send_signal(signal.SIGTERM)
+        assert alone.wait(60) == -signal.SIGTERM
+    finally:
+        alone.kill()
