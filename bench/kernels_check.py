@@ -207,7 +207,7 @@ def pointwise_cases(s: Shapes) -> list[Case]:
             "attention_residual, 9 sources",
             residual,
             names,
-            lambda *x: [kernels.attention_residual(x[:9], x[9], x[10], 1e-5)],
+            lambda *x: [kernels.attention_residual(x[:9], x[9], x[10], 1e-5)[0]],
             lambda *x: [plain_attention_residual(x[:9], x[9], x[10], 1e-5)],
         ),
         Case(

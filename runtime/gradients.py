@@ -49,9 +49,11 @@ def sorted_groups(
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> None:
+def clip(parameters: Iterable[Tensor], norm: float, limit: float) -> None:
     """Scale all gradients so that their norm is at most `limit`."""
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    factor = limit / (norm + 1e-6)
+    if factor >= 1:
+        return
     gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
     torch._foreach_mul_(gradients, factor)
 

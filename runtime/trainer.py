@@ -71,12 +71,13 @@ class Trainer:
         valid_tokens, token_hash = self._count(batches)
         loss_sum = self._forward_backward(batches, valid_tokens)
         on_phase("gradients")
-        norm = self._finish_gradients()
+        norm_on_device = self._finish_gradients()
         if self.on_gradients:
             self.on_gradients(self)
         on_phase("update")
+        norm = float(norm_on_device)
         loss = float(loss_sum) / max(1, valid_tokens)
-        finite = math.isfinite(float(norm)) and math.isfinite(loss)
+        finite = math.isfinite(norm) and math.isfinite(loss)
         if finite:
             self._update(norm, learning_rate)
             loads = read_and_balance(self.model)
@@ -84,7 +85,7 @@ class Trainer:
             loads = {}
             self._forget()
         self._clear_gradients()
-        return StepResult(loss, float(norm), valid_tokens, token_hash, finite, loads)
+        return StepResult(loss, norm, valid_tokens, token_hash, finite, loads)
 
     def _count(self, batches: Sequence[Batch]) -> tuple[int, int]:
         """Valid tokens and token hash of the step over all data-parallel ranks."""
@@ -122,7 +123,7 @@ class Trainer:
         reduce_tensor_parallel(self._parameters, mesh)
         return gradient_norm(self._parameters, mesh)
 
-    def _update(self, norm: Tensor, learning_rate: float) -> None:
+    def _update(self, norm: float, learning_rate: float) -> None:
         if self.gradient_clip is not None:
             clip(self._parameters, norm, self.gradient_clip)
         self.optimizer.step(learning_rate)

@@ -39,11 +39,13 @@ ADAMW = "training.optimizer={kind: adamw}"
 BF16 = "training.precision={master: bf16, gradients: bf16, optimizer: bf16}"
 UNBOUNDED = ("~model.attention.delta.decay.minimum", "model.attention.delta.decay.kind=unbounded")
 STEPS = "training.stages.0.tokens=960Ki"
+ONE_PASS = ("training.stages.0.micro_batch=4", "training.stages.0.layout.zero=2")
+"""All of a step in one micro-batch, parameters gathered once: what the card's memory allows."""
 
 CONTENDERS = (
     Contender("delta_dense_8k", "shipway"),
     Contender("delta_dense_8k", "flash-linear-attention", "bf16"),
-    Contender("small_h200_8k", "shipway", overrides=(ADAMW, STEPS)),
+    Contender("small_h200_8k", "shipway", overrides=(ADAMW, STEPS, *ONE_PASS)),
     Contender("dense_8k", "shipway"),
     Contender("dense_8k", "transformers", "bf16"),
     Contender("latent_experts_8k", "shipway"),

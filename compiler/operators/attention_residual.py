@@ -5,7 +5,6 @@ from __future__ import annotations
 from shipway.compiler.frozen import frozen
 from shipway.compiler.operators.backward import Step, total
 from shipway.compiler.operators.base import Elementwise, Kernel, Number, Operator, Parameter, Saved, Shard
-from shipway.compiler.operators.linear import gradient_sum
 from shipway.schemas.layout import Recompute
 
 
@@ -23,15 +22,15 @@ class AttentionResidual(Operator):
 
     def kernels(self, shard: Shard) -> tuple[Kernel, ...]:
         state = shard.local_tokens * self.width * shard.element_bytes
-        # Forward reads every source and writes one; backward reads them again and writes their gradients.
+        # Forward reads every source and writes one; backward reads them again and what came to them from
+        # later readers, and writes their gradients.
         return (
             Elementwise("attention residual", (self.sources + 1) * state, (3 * self.sources + 1) * state),
-            gradient_sum(self.sources, shard.local_tokens, self.width, shard),
         )
 
     def saved(self, shard: Shard, recompute: Recompute) -> tuple[Saved, ...]:
-        """The newest source: each is new at one site and owned by it (fla/ops/attnres/fused.py keeps all
-        sources, and a logit and a reciprocal rms of each).
+        """The newest source: each is new at one site and owned by it (the kernel keeps all sources, and a
+        logit and a reciprocal rms of each).
 
         plain: the sources in fp32, which below fp32 means a copy of every one of them.
         """
@@ -39,7 +38,7 @@ class AttentionResidual(Operator):
         newest = Saved("newest source", tokens * self.width * shard.element_bytes)
         match recompute:
             case "none" if shard.implementation == "fused":
-                return (newest, Saved("logits, rstd and log-sum-exp", tokens * (2 * sources + 1) * 4))
+                return (newest, Saved("logits and rstd", tokens * 2 * sources * 4))
             case "none":
                 widened = 1 if shard.element_bytes == 4 else sources
                 return (
@@ -50,14 +49,14 @@ class AttentionResidual(Operator):
                 return ()
 
     def backward(self, shard: Shard) -> tuple[Step, ...]:
-        """Gradients of all sources, added to those that are there, and of query and norm, row by row in fp32.
+        """Gradients of all sources, those that are there added, and of query and norm in fp32, of 16 rows each.
 
         The norm behind it has handed its gradient over to the residual path already: it is here still.
         """
         row = shard.local_tokens * self.width
         state = row * shard.element_bytes
         kept = total(tensor.bytes for tensor in self.saved(shard, "none"))
-        made = (self.sources + 1) * state + row * 4
+        made = (self.sources + 1) * state + row / 16 * 4
         return (Step("attention residual", made, made + kept, weights=2 * self.width),)
 
     def scratch_bytes(self, shard: Shard) -> Number:

@@ -19,23 +19,24 @@ from shipway.compiler.operators.base import (
 from shipway.compiler.operators.delta_core import DeltaCore
 from shipway.compiler.operators.linear import (
     gemm,
-    gradient_sum,
     into_sequence_parallel,
+    joint_sum,
     norm_weight,
     out_of_sequence_parallel,
     product_backward,
     sequence_parallel,
     weight,
 )
-from shipway.compiler.operators.norm import norm_backward, norm_kernel, norm_saved
+from shipway.compiler.operators.norm import norm_backward, norm_saved
 from shipway.schemas.layout import Recompute
 from shipway.schemas.model import DeltaAttention as DeltaAttentionSchema
 
 STATE_BYTES = 4
 """The recurrent state is fp32."""
-CONVOLUTION = (2.9, 6.7)
-"""Passes over the convolved channels, forward and backward, that fla-core 0.6's kernels take as long as on an
-H200 (bench/results/h200-throughput.json); reading and writing once would be 2 and 3."""
+CONVOLUTION = (3.2, 6.9)
+"""Passes over the convolved channels, forward and backward, that the kernel takes as long as on an H200
+(runtime/kernels/convolution_triton.py; fla-core 0.6's takes 2.9 and 17); reading and writing once would be 2
+and 3."""
 CONVOLUTION_BLOCK = 64
 """Tokens whose part of a convolution weight's gradient is summed apart."""
 READERS = 6
@@ -111,6 +112,7 @@ class DeltaAttention(Operator):
         keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor
         decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
         convolved = tokens * (2 * keys + values) * shard.element_bytes
+        output = tokens * values * shard.element_bytes
         return (
             gemm("q_proj", tokens, width, keys),
             gemm("k_proj", tokens, width, keys),
@@ -121,9 +123,9 @@ class DeltaAttention(Operator):
             gemm("beta_proj", tokens, width, heads),
             self.core.kernel(shard),
             *self._gate_kernels(shard),
-            norm_kernel("gated output norm", tokens * heads, 1.5 * dims.value_width, shard),
+            Elementwise("gated output norm", 3 * output, 5 * output),
             gemm("output_proj", tokens, values, width),
-            gradient_sum(READERS, tokens, width, shard),
+            joint_sum(READERS, tokens, width, shard),
         )
 
     def _gate_kernels(self, shard: Shard) -> tuple[Kernel, ...]:
@@ -168,13 +170,12 @@ class DeltaAttention(Operator):
             *self.core.saved(shard),
             *norm_saved("output norm", heads, self.dims.value_width, shard),
             Saved("padding of the core's output", self.core.output_padding(shard)),
-            Saved("normalised output", values),
-            Saved("output gate", values),
+            Saved("gate logits", values),
             Saved("gated output", values),
         )
 
     def _saved_convolutions(self, shard: Shard) -> tuple[Saved, ...]:
-        """fused: the input (fla/modules/causal_conv1d). plain: the extended input and the sum, in fp32."""
+        """fused: the input. plain: the extended input and the sum, in fp32."""
         channels = (2 * self.key_channels + self.value_channels) / shard.tensor
         if shard.implementation == "fused":
             return (Saved("convolution inputs", shard.tokens * channels * shard.element_bytes),)
@@ -185,7 +186,7 @@ class DeltaAttention(Operator):
         )
 
     def backward(self, shard: Shard) -> tuple[Step, ...]:
-        """Output and gate, the delta rule, and then what leads to it, each added to the input's gradient."""
+        """Output and gate, the delta rule, and then what leads to it; the input's gradients are summed at the end."""
         element, width, dims = shard.tokens * shard.element_bytes, self.width, self.dims
         values, keys = self.value_channels / shard.tensor, self.key_channels / shard.tensor
         decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
@@ -195,18 +196,18 @@ class DeltaAttention(Operator):
         return (
             *into_sequence_parallel(width, shard),
             Step("output_proj", value, value, values * width),  # frees what it read
-            Step("gate", 2 * value, 2 * value),  # and the normalised output
-            Step("output norm", norm.makes, norm.frees + self.core.output_padding(shard), norm.weights),
-            Step("sigmoid", value, 2 * value),
+            # the core's output, the gate's logits and their gradients
+            Step("output norm", 2 * value, norm.frees + value + self.core.output_padding(shard), norm.weights),
             *self._gate_backward(shard),
             self.core.backward(shard),
-            product_backward("beta_proj", shard.tokens, width, heads, shard, outer),
+            product_backward("beta_proj", shard.tokens, width, heads, shard, 0),
             product_backward("decay_up", shard.tokens, rank, decays, shard, element * rank),
-            product_backward("decay_down", shard.tokens, width, rank, shard, outer),
+            product_backward("decay_down", shard.tokens, width, rank, shard, 0),
             *(self._convolution_backward(name, channels, shard) for name, channels in self._convolved(shard)),
-            product_backward("v_proj", shard.tokens, width, values, shard, outer),
-            product_backward("k_proj", shard.tokens, width, keys, shard, outer),
-            product_backward("q_proj", shard.tokens, width, keys, shard, 2 * outer),  # and the input
+            product_backward("v_proj", shard.tokens, width, values, shard, 0),
+            product_backward("k_proj", shard.tokens, width, keys, shard, 0),
+            product_backward("q_proj", shard.tokens, width, keys, shard, outer),  # the input
+            Step("sum of input gradients", outer, READERS * outer),
             *out_of_sequence_parallel(width, shard),
         )
 
@@ -225,13 +226,12 @@ class DeltaAttention(Operator):
         return (("v_conv", values), ("k_conv", keys), ("q_conv", keys))
 
     def _convolution_backward(self, name: str, channels: Number, shard: Shard) -> Step:
-        """The sum again, the input's gradient, and the weight's of every 64 tokens in fp32
-        (fla/modules/causal_conv1d/ops.py)."""
+        """The input's gradient, and the weight's of every 64 tokens in fp32."""
         size, taps = shard.tokens * channels * shard.element_bytes, self.dims.convolution_width
         parts = shard.tokens / CONVOLUTION_BLOCK * channels * taps * 4
         all_channels = (2 * self.key_channels + self.value_channels) / shard.tensor
         kept = total(tensor.bytes for tensor in self._saved_convolutions(shard)) * channels / all_channels
-        return Step(name, 2 * size + parts, 2 * size + parts + kept, weights=channels * taps)
+        return Step(name, size + parts, size + parts + kept, weights=channels * taps)
 
     def scratch_bytes(self, shard: Shard) -> Number:
         return self.core.scratch_bytes(shard)

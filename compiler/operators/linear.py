@@ -62,9 +62,15 @@ def out_of_sequence_parallel(width: int, shard: Shard) -> tuple[Step, ...]:
 
 
 def gradient_sum(readers: int, tokens: Number, width: Number, shard: Shard) -> Elementwise:
-    """What backward adds up for an input [tokens, width] that `readers` operations read."""
+    """What backward adds up, one by one, for an input [tokens, width] that `readers` operations read."""
     passes = 3 * (readers - 1)
     return Elementwise("sum of input gradients", 0, passes * tokens * width * shard.element_bytes, kernels=0)
+
+
+def joint_sum(readers: int, tokens: Number, width: Number, shard: Shard) -> Elementwise:
+    """The same where one kernel adds them (runtime/kernels/project.py)."""
+    size = tokens * width * shard.element_bytes
+    return Elementwise("sum of input gradients", 0, (readers + 1) * size)
 
 
 def balanced_attention(shard: Shard, queries: Number, outputs: Number) -> tuple[Transfer, ...]:

@@ -45,32 +45,26 @@ def gate_kernels(gate: OutputGate, width: int, core: SoftmaxCore, shard: Shard) 
 
 
 def gate_saved(gate: OutputGate, core: SoftmaxCore, shard: Shard) -> tuple[Saved, ...]:
-    """The gate and the gated output; a padded output's cut copy where a product reads it as a matrix."""
+    """The gate's logits and the gated output; a padded output's cut copy where products read matrices."""
     size = _output_bytes(core, shard)
-    copied = (Saved("output, cut to width", size),) if core.padded(shard) else ()
     if gate == "none":
-        return copied
+        return (Saved("output, cut to width", size),) if core.padded(shard) else ()
     rows = gate_width(gate, core.heads, core.value_width) / shard.tensor
-    kept = (Saved("output gate", shard.tokens * rows * shard.element_bytes), Saved("gated output", size))
-    return (*(copied if gate == "elementwise" else ()), *kept)
+    return (Saved("gate logits", shard.tokens * rows * shard.element_bytes), Saved("gated output", size))
 
 
 def output_backward(gate: OutputGate, width: int, core: SoftmaxCore, shard: Shard) -> tuple[Step, ...]:
     """Output projection and gate, down to the gradient of the core's output; the first gradient of the
     attention's input comes with a gate."""
     size, tokens = _output_bytes(core, shard), shard.tokens
-    copied = size if core.padded(shard) else 0
     weights = core.heads * core.value_width / shard.tensor * width
     if gate == "none":
-        return (Step("output_proj", size, copied, weights),)
+        return (Step("output_proj", size, size if core.padded(shard) else 0, weights),)
     rows = gate_width(gate, core.heads, core.value_width) / shard.tensor
     logits = tokens * rows * shard.element_bytes
-    # The gate's gradient is made for every channel, and summed over a head's where the gate is the head's.
-    summed = logits if gate == "per_head" else 0
     return (
         Step("output_proj", size, size, weights),  # frees what it read
-        Step("gate", 2 * size + summed, 2 * size + (copied if gate == "elementwise" else 0)),
-        Step("sigmoid", logits, 2 * logits),
+        Step("gate", size + logits, size + logits),
         product_backward("gate_proj", tokens, width, rows, shard, 0),
     )
 

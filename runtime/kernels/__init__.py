@@ -3,7 +3,7 @@
 `dispatch.table()` shows which implementation serves each of them.
 """
 
-from .activation import situ_glu, swiglu
+from .activation import sigmoid_gate, situ_glu, swiglu
 from .balance import (
     add_margins,
     auxiliary_loss,
@@ -21,7 +21,7 @@ from .documents import positions_from
 from .experts import Order, Routing, grouped_mm, order_by_expert, permute, route, router_logits, unpermute
 from .latent_cache import gather_pages, latent_attention_step, write_pages
 from .loss import chunk_rows, linear_cross_entropy
-from .norm import rms_norm
+from .norm import gated_rms_norm, rms_norm
 from .operations import (
     DeltaCore,
     SoftmaxCore,
@@ -32,6 +32,7 @@ from .operations import (
     short_convolution,
     softmax_attention,
 )
+from .project import project
 from .rotary import Yarn, frequencies, rotary
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "delta_step",
     "expert_load",
     "frequencies",
+    "gated_rms_norm",
     "gather_pages",
     "grouped_mm",
     "latent_attention_step",
@@ -58,6 +60,7 @@ __all__ = [
     "order_by_expert",
     "permute",
     "positions_from",
+    "project",
     "quantile_bias",
     "quantile_bias_from_histogram",
     "rms_norm",
@@ -65,6 +68,7 @@ __all__ = [
     "route",
     "router_logits",
     "short_convolution",
+    "sigmoid_gate",
     "sign_bias",
     "situ_glu",
     "softmax_attention",

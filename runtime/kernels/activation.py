@@ -1,6 +1,6 @@
-"""Gated units: SwiGLU (arXiv 2002.05202) and SiTU-GLU (Kimi K3, arXiv 2607.24653, Eq. 12).
+"""Gated units: SwiGLU (arXiv 2002.05202) and SiTU-GLU (Kimi K3, arXiv 2607.24653, Eq. 12); sigmoid gates.
 
-Both compute in fp32 and keep only their two inputs, in their own dtype, for the backward pass.
+All compute in fp32 and keep only their two inputs, in their own dtype, for the backward pass.
 """
 
 from __future__ import annotations
@@ -25,6 +25,35 @@ def situ_glu(gate: Tensor, up: Tensor, beta: float = 4.0, linear_beta: float | N
     `linear_beta` None leaves the linear half uncapped.
     """
     return _GatedUnit.apply(gate, up, beta, linear_beta)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate) (arXiv 2505.06708): `x` [..., heads, width], `gate` like it or [..., 1]."""
+    return _SigmoidGate.apply(x, gate)
+
+
+class _SigmoidGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gate)
+        return _opened(x, gate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return _opened_backward(grad, *ctx.saved_tensors)
+
+
+@fuse
+def _opened(x: Tensor, gate: Tensor) -> Tensor:
+    return (widen(x) * widen(gate).sigmoid()).to(x.dtype)
+
+
+@fuse
+def _opened_backward(grad: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    opened, slope = widen(gate).sigmoid(), widen(grad) * widen(x)
+    if gate.shape != x.shape:
+        slope = slope.sum(-1, keepdim=True)
+    return (widen(grad) * opened).to(x.dtype), (slope * opened * (1 - opened)).to(gate.dtype)
 
 
 class _GatedUnit(torch.autograd.Function):

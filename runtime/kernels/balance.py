@@ -16,7 +16,12 @@ from torch import Tensor
 
 def expert_load(indices: Tensor, experts: int) -> Tensor:
     """Times each expert was chosen, [E] int64, from `indices` [m, k]."""
-    return torch.bincount(indices.flatten(), minlength=experts)
+    return count(indices.flatten(), experts)
+
+
+def count(values: Tensor, bins: int) -> Tensor:
+    """How often each of 0 to bins - 1 is among `values` [n] int64, [bins]: bincount waits for a GPU."""
+    return values.new_zeros(bins).scatter_add_(0, values, values.new_ones(()).expand_as(values))
 
 
 def add_margins(
@@ -34,7 +39,8 @@ def add_margins(
     low, width = _bin_range(bias, bins)
     bin_index = ((cutoff.unsqueeze(1) - scores - low) / width).to(torch.int64).clamp_(0, bins - 1)
     bin_index += torch.arange(experts, device=scores.device) * bins
-    histogram += torch.bincount(bin_index.flatten(), minlength=experts * bins).view(experts, bins)
+    index = bin_index.flatten()
+    histogram.view(-1).scatter_add_(0, index, index.new_ones(()).expand_as(index))
 
 
 def quantile_bias_from_histogram(histogram: Tensor, bias: Tensor, k: int) -> Tensor:

@@ -5,7 +5,7 @@ Imported lazily, through `operations`, when `dispatch` has chosen one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -104,7 +104,13 @@ def delta_step(
 def short_convolution(
     x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, initial: Tensor | None, output_final: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """fla's causal convolution; its cache holds W inputs per channel, ours W-1 per token."""
+    """Our own kernel; where a state goes in or out fla's, whose cache holds W inputs per channel, ours W-1
+    per token."""
+    if initial is None and not output_final:
+        from . import convolution_triton
+
+        if weight.shape[1] <= convolution_triton.MOST_TAPS:
+            return convolution_triton.short_convolution(x, weight, cu_seqlens), None
     from fla.modules.causal_conv1d import causal_conv1d
 
     batch, tokens, channels = x.shape
@@ -137,46 +143,6 @@ def _wide(cu_seqlens: Tensor) -> Tensor:
     if cu_seqlens not in known:
         known[cu_seqlens] = cu_seqlens.to(torch.int64)
     return known[cu_seqlens]
-
-
-def attention_residual(sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-    """fla's fused softmax over depth."""
-    flat = [source.reshape(-1, source.shape[-1]).contiguous() for source in sources]
-    return _residual().apply(query, norm_weight, None, eps, 1.0, False, 1, *flat)[0].view_as(sources[0])
-
-
-@cache
-def _residual() -> Any:
-    """fla's function, without the sources that it leaves on its context.
-
-    They are saved for backward as well, but what lies on a context recomputation does not know of: a layer
-    that is recomputed would keep its sources after all.
-    """
-    from fla.ops.attnres.fused import FusedAttnresFunction, _build_ptr_table
-
-    class Residual(FusedAttnresFunction):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = FusedAttnresFunction.forward(ctx, *inputs)
-            ctx.res = None
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            saved = ctx.saved_tensors
-            return FusedAttnresFunction.backward(_Given(ctx, saved, _build_ptr_table(saved[7:])), *grads)
-
-    return Residual
-
-
-class _Given:
-    """A context whose saved tensors are read already: recomputation hands each of them out once."""
-
-    def __init__(self, ctx: Any, saved_tensors: tuple[Tensor, ...], res: tuple[Tensor, ...]) -> None:
-        self._ctx, self.saved_tensors, self.res = ctx, saved_tensors, res
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
 
 
 def rows_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Tensor:

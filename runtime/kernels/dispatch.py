@@ -39,8 +39,8 @@ class Fast:
 FAST = (
     Fast("delta_rule", "fla chunk_kda", "fla-core", (0, 6)),
     Fast("delta_step", "fla fused_recurrent_kda", "fla-core", (0, 6)),
-    Fast("short_convolution", "fla causal_conv1d", "fla-core", (0, 6)),
-    Fast("attention_residual", "fla fused_attnres", "fla-core", (0, 6)),
+    Fast("short_convolution", "Triton; with a state fla causal_conv1d", "fla-core", (0, 6)),
+    Fast("attention_residual", "Triton"),
     Fast("softmax_attention", "SDPA cuDNN"),
     Fast("softmax_attention_documents", "FlashAttention, packed"),
     Fast("grouped_mm", "torch._grouped_mm"),

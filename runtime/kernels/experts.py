@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .balance import count
 from .dispatch import chosen, is_plain
 from .elementwise import fuse
 from .precision import widen
@@ -115,7 +116,7 @@ def order_by_expert(indices: Tensor, experts: int) -> Order:
     flat = indices.flatten()
     row = torch.argsort(flat, stable=True)
     place = torch.empty_like(row).scatter_(0, row, torch.arange(row.numel(), device=row.device))
-    counts = torch.bincount(flat, minlength=experts)
+    counts = count(flat, experts)
     return Order(row // indices.shape[1], place, counts, counts.cumsum(0).to(torch.int32))
 
 

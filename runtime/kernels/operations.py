@@ -170,17 +170,22 @@ def softmax_attention(
     return plain_softmax_attention(q, k, v, scale=scale, causal=causal, cu_seqlens=cu_seqlens)
 
 
-def attention_residual(sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+def attention_residual(
+    sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, list[Tensor]]:
     """Softmax over depth [B, T, D] (arXiv 2603.15031): sum_i softmax_i(query . RMSNorm(v_i)) v_i, in fp32.
+
+    And the sources, to be read in place of those given from here on: their gradients are then summed where
+    they are made.
 
     `sources` at least one tensor [B, T, D]; `query` [D], zero at the start of training (a plain average);
     `norm_weight` [D] and `eps` of the norm on the keys; the values are not normalised.
     """
     if not is_plain("attention_residual", sources[0].device.type):
-        from . import cuda
+        from . import residual_triton
 
-        return cuda.attention_residual(sources, query, norm_weight, eps)
-    return plain_attention_residual(sources, query, norm_weight, eps)
+        return residual_triton.attention_residual(sources, query, norm_weight, eps)
+    return plain_attention_residual(sources, query, norm_weight, eps), list(sources)
 
 
 class DeltaCore(nn.Module):

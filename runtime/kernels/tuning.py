@@ -96,11 +96,8 @@ def _calls(width: int) -> list[tuple[str, Callable[[], object]]]:
         out.sum().backward()
 
     def convolution(bounds: torch.Tensor | None) -> None:
-        kernels.short_convolution(leaf(1, tokens, channels), leaf(channels, 4), bounds)[0].sum().backward()
-
-    def residual(sources: int) -> None:
-        values = [leaf(1, tokens, 2048) for _ in range(sources)]
-        kernels.attention_residual(values, leaf(2048), leaf(2048), 1e-5).sum().backward()
+        x, weight = leaf(1, tokens, channels), leaf(channels, 4)
+        kernels.short_convolution(x, weight, bounds, output_final=True)[0].sum().backward()
 
     return [
         ("convolution", lambda: convolution(None)),
@@ -108,8 +105,6 @@ def _calls(width: int) -> list[tuple[str, Callable[[], object]]]:
         ("delta rule, bounded", lambda: delta(-5.0, None)),
         ("delta rule, bounded, documents", lambda: delta(-5.0, documents)),
         ("delta rule, unbounded", lambda: delta(None, None)),
-        ("attention residual, 2 sources", lambda: residual(2)),
-        ("attention residual, 5 sources", lambda: residual(5)),
     ]
 
 

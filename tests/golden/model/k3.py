@@ -46,15 +46,18 @@ from shipway.runtime.kernels import (
     attention_residual,
     delta_step,
     expert_load,
+    gated_rms_norm,
     grouped_mm,
     latent_attention_step,
     linear_cross_entropy,
     order_by_expert,
     permute,
+    project,
     rms_norm,
     rotary,
     router_logits,
     short_convolution,
+    sigmoid_gate,
     situ_glu,
     unpermute,
     update_quantile_bias,
@@ -181,7 +184,8 @@ class Head(nn.Linear):
 class AttentionResidual(nn.Module):
     """Softmax over depth, per token (arXiv 2603.15031): sum_s softmax_s(query . RMSNorm(v_s)) v_s.
 
-    The learned query starts at zero: a plain average.
+    The learned query starts at zero: a plain average. The sources come back, to be read in place of those
+    given, so that the gradients of all their readers are summed here.
     """
 
     def __init__(self) -> None:
@@ -189,8 +193,8 @@ class AttentionResidual(nn.Module):
         self.query = nn.Parameter(torch.empty(WIDTH))
         self.norm = RMSNorm(WIDTH)
 
-    def forward(self, sources: list[Tensor]) -> Tensor:
-        """sources S x [B, T, D] -> [B, T, D]."""
+    def forward(self, sources: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """sources S x [B, T, D] -> [B, T, D], sources."""
         return attention_residual(sources, self.query, self.norm.weight, self.norm.eps)
 
 
@@ -267,6 +271,18 @@ class ShortConvolution(nn.Module):
         return short_convolution(x, self.weight, cu_seqlens)[0]
 
 
+class GatedRMSNorm(nn.Module):
+    """x / rms(x) * weight * sigmoid(gate) over the last dimension, in fp32 inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x, gate [..., width] -> [..., width]."""
+        return gated_rms_norm(x, gate, self.weight, NORM_EPS)
+
+
 class DeltaAttention(nn.Module):
     """Kimi Delta Attention (arXiv 2510.26692): linear attention whose state is an associative memory.
 
@@ -288,7 +304,7 @@ class DeltaAttention(nn.Module):
         self.a_log = nn.Parameter(torch.empty(DELTA_HEADS, dtype=torch.float32))
         self.beta_proj = nn.Linear(WIDTH, DELTA_HEADS, bias=False)
         self.gate_proj = nn.Linear(WIDTH, DELTA_HEADS * DELTA_VALUE_WIDTH, bias=False)
-        self.output_norm = RMSNorm(DELTA_VALUE_WIDTH)
+        self.output_norm = GatedRMSNorm(DELTA_VALUE_WIDTH)
         self.output_proj = nn.Linear(DELTA_HEADS * DELTA_VALUE_WIDTH, WIDTH, bias=False)
         self.core = DeltaCore(lower_bound=DECAY_MINIMUM, chunk=DELTA_CHUNK)
 
@@ -299,13 +315,15 @@ class DeltaAttention(nn.Module):
         cache: DeltaCache | None = None,
     ) -> Tensor:
         """x [B, T, D] -> [B, T, D]; with a cache, on from the state in it to the new one."""
-        q, k, v = self.convolve(x, cu_seqlens, cache)
+        q, k, v, decay, beta, gate = project(
+            x, self.q_proj, self.k_proj, self.v_proj, self.decay_down, self.beta_proj, self.gate_proj
+        )
+        q, k, v = self.convolve(q, k, v, cu_seqlens, cache)
         q = q.unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
         k = k.unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
         v = v.unflatten(-1, (-1, DELTA_VALUE_WIDTH))  # [B, T, H, V]
-        decay = self.decay_up(self.decay_down(x)).unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
-        beta = self.beta_proj(x)  # [B, T, H]
-        inputs = (q, k, v, decay, beta)
+        decay = self.decay_up(decay).unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
+        inputs = (q, k, v, decay, beta)  # beta [B, T, H]
         if cache is None:
             o, _ = self.core(*inputs, self.a_log, self.dt_bias, cu_seqlens)  # [B, T, H, V]
         elif cu_seqlens is not None:  # prompts, packed
@@ -317,14 +335,13 @@ class DeltaAttention(nn.Module):
                 q, k, v, decay, beta, self.a_log, self.dt_bias, cache.state, lower_bound=DECAY_MINIMUM
             )
             o = o.unsqueeze(1)
-        gate = self.gate_proj(x).sigmoid()  # [B, T, H*V]
-        return self.output_proj(self.output_norm(o).flatten(2) * gate)
+        gate = gate.view_as(o)  # [B, T, H, V]
+        return self.output_proj(self.output_norm(o, gate).flatten(2))
 
     def convolve(
-        self, x: Tensor, cu_seqlens: Tensor | None, cache: DeltaCache | None
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, cache: DeltaCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, T, heads * width]."""
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        """Queries, keys and values [B, T, heads * width], each after its convolution."""
         if cache is None:
             return self.q_conv(q, cu_seqlens), self.k_conv(k, cu_seqlens), self.v_conv(v, cu_seqlens)
         convolve = partial(short_convolution, cu_seqlens=cu_seqlens, output_final=True)
@@ -376,7 +393,7 @@ class LatentAttention(nn.Module):
             shared = shared_key.unsqueeze(2).expand(-1, -1, k.size(2), -1)  # [B, T, H, Kr]
             k = torch.cat([k, shared], -1)  # [B, T, H, Kn+Kr]
             o = self.core(q, k, v, cu_seqlens)  # [B, T, H, V]
-        return self.output_proj(o.flatten(2) * self.gate_proj(x).sigmoid())
+        return self.output_proj(sigmoid_gate(o, self.gate_proj(x).view_as(o)).flatten(2))
 
 
 class GatedUnit(nn.Module):
@@ -495,11 +512,11 @@ class Layer(nn.Module):
         cache: DeltaCache | Pool | None = None,
     ) -> list[Tensor]:
         """sources S x [B, T, D], finished blocks and then the running sum -> the same after this layer."""
-        x = self.attention_residual(sources)
+        x, sources = self.attention_residual(sources)
         y = self.attention(self.attention_norm(x), cu_seqlens, cache)
         # The layer that opens a block seals the running sum as a source, and starts anew.
         sources = [*sources, y] if self.opens_block else [*sources[:-1], sources[-1] + y]
-        x = self.feed_forward_residual(sources)
+        x, sources = self.feed_forward_residual(sources)
         y = self.feed_forward(self.feed_forward_norm(x))
         return [*sources[:-1], sources[-1] + y]
 
@@ -639,7 +656,7 @@ class Model(nn.Module):
         if self.norm is None:
             return torch.stack(sources)
         assert self.output_residual is not None
-        x = self.output_residual(sources)
+        x, _ = self.output_residual(sources)
         return self.read_out(self.norm(x), labels)
 
     def run(
@@ -718,7 +735,7 @@ class Model(nn.Module):
         """Logits [..., VOCABULARY] from the state after the last layer."""
         assert self.norm is not None
         assert self.output_residual is not None
-        return self.read_out(self.norm(self.output_residual(sources)))
+        return self.read_out(self.norm(self.output_residual(sources)[0]))
 
     def generate(
         self,

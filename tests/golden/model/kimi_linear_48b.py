@@ -41,11 +41,13 @@ from shipway.runtime.kernels import (
     SoftmaxCore,
     delta_step,
     expert_load,
+    gated_rms_norm,
     grouped_mm,
     latent_attention_step,
     linear_cross_entropy,
     order_by_expert,
     permute,
+    project,
     rms_norm,
     router_logits,
     short_convolution,
@@ -216,6 +218,18 @@ class ShortConvolution(nn.Module):
         return short_convolution(x, self.weight, cu_seqlens)[0]
 
 
+class GatedRMSNorm(nn.Module):
+    """x / rms(x) * weight * sigmoid(gate) over the last dimension, in fp32 inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x, gate [..., width] -> [..., width]."""
+        return gated_rms_norm(x, gate, self.weight, NORM_EPS)
+
+
 class DeltaAttention(nn.Module):
     """Kimi Delta Attention (arXiv 2510.26692): linear attention whose state is an associative memory.
 
@@ -238,7 +252,7 @@ class DeltaAttention(nn.Module):
         self.beta_proj = nn.Linear(WIDTH, DELTA_HEADS, bias=False)
         self.gate_down = nn.Linear(WIDTH, DELTA_VALUE_WIDTH, bias=False)
         self.gate_up = nn.Linear(DELTA_VALUE_WIDTH, DELTA_HEADS * DELTA_VALUE_WIDTH, bias=False)
-        self.output_norm = RMSNorm(DELTA_VALUE_WIDTH)
+        self.output_norm = GatedRMSNorm(DELTA_VALUE_WIDTH)
         self.output_proj = nn.Linear(DELTA_HEADS * DELTA_VALUE_WIDTH, WIDTH, bias=False)
         self.core = DeltaCore(lower_bound=DECAY_MINIMUM, chunk=DELTA_CHUNK)
 
@@ -249,13 +263,15 @@ class DeltaAttention(nn.Module):
         cache: DeltaCache | None = None,
     ) -> Tensor:
         """x [B, T, D] -> [B, T, D]; with a cache, on from the state in it to the new one."""
-        q, k, v = self.convolve(x, cu_seqlens, cache)
+        q, k, v, decay, beta, gate = project(
+            x, self.q_proj, self.k_proj, self.v_proj, self.decay_down, self.beta_proj, self.gate_down
+        )
+        q, k, v = self.convolve(q, k, v, cu_seqlens, cache)
         q = q.unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
         k = k.unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
         v = v.unflatten(-1, (-1, DELTA_VALUE_WIDTH))  # [B, T, H, V]
-        decay = self.decay_up(self.decay_down(x)).unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
-        beta = self.beta_proj(x)  # [B, T, H]
-        inputs = (q, k, v, decay, beta)
+        decay = self.decay_up(decay).unflatten(-1, (-1, DELTA_KEY_WIDTH))  # [B, T, H, K]
+        inputs = (q, k, v, decay, beta)  # beta [B, T, H]
         if cache is None:
             o, _ = self.core(*inputs, self.a_log, self.dt_bias, cu_seqlens)  # [B, T, H, V]
         elif cu_seqlens is not None:  # prompts, packed
@@ -267,14 +283,13 @@ class DeltaAttention(nn.Module):
                 q, k, v, decay, beta, self.a_log, self.dt_bias, cache.state, lower_bound=DECAY_MINIMUM
             )
             o = o.unsqueeze(1)
-        gate = self.gate_up(self.gate_down(x)).sigmoid()  # [B, T, H*V]
-        return self.output_proj(self.output_norm(o).flatten(2) * gate)
+        gate = self.gate_up(gate).view_as(o)  # [B, T, H, V]
+        return self.output_proj(self.output_norm(o, gate).flatten(2))
 
     def convolve(
-        self, x: Tensor, cu_seqlens: Tensor | None, cache: DeltaCache | None
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, cache: DeltaCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, T, heads * width]."""
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        """Queries, keys and values [B, T, heads * width], each after its convolution."""
         if cache is None:
             return self.q_conv(q, cu_seqlens), self.k_conv(k, cu_seqlens), self.v_conv(v, cu_seqlens)
         convolve = partial(short_convolution, cu_seqlens=cu_seqlens, output_final=True)

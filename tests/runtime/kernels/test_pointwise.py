@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from shipway.runtime.kernels import attention_residual, rms_norm, short_convolution, situ_glu, swiglu
+from shipway.runtime.kernels import (
+    attention_residual,
+    gated_rms_norm,
+    project,
+    rms_norm,
+    short_convolution,
+    sigmoid_gate,
+    situ_glu,
+    swiglu,
+)
 from shipway.runtime.kernels.triangular import solve_unit_lower
 from tests.runtime.kernels import reference
 from tests.runtime.kernels.comparing import assert_all_close, assert_same_function, leaf
@@ -60,7 +69,7 @@ def test_gated_units_keep_only_their_inputs_for_backward():
 def test_attention_residual_equals_the_reference(sources):
     values = [leaf(2, 3, 5, seed=i, spread=3) for i in range(sources)]
     query, weight = leaf(5, seed=8), leaf(5, seed=9)
-    found = attention_residual(values, query, weight, 1e-5)
+    found = attention_residual(values, query, weight, 1e-5)[0]
     assert_same_function(
         [found], [reference.attention_residual(values, query, weight, 1e-5)], [*values, query, weight]
     )
@@ -68,14 +77,14 @@ def test_attention_residual_equals_the_reference(sources):
 
 def test_a_zero_query_averages():
     values = [leaf(2, 3, 5, seed=i) for i in range(4)]
-    found = attention_residual(values, torch.zeros(5).double(), torch.ones(5).double(), 1e-5)
+    found = attention_residual(values, torch.zeros(5).double(), torch.ones(5).double(), 1e-5)[0]
     torch.testing.assert_close(found, torch.stack(values).mean(0))
 
 
 def test_attention_residual_weighs_bf16_sources_in_fp32():
     values = [leaf(2, 3, 64, seed=i).bfloat16() for i in range(4)]
     query, weight = leaf(64, seed=8).bfloat16(), torch.ones(64)
-    found = attention_residual(values, query, weight, 1e-5)
+    found = attention_residual(values, query, weight, 1e-5)[0]
     expected = reference.attention_residual(
         [x.double() for x in values], query.double(), weight.double(), 1e-5
     )
@@ -89,6 +98,30 @@ def test_rms_norm_equals_the_reference_and_normalises_bf16_in_fp32():
     assert_same_function([rms_norm(x, weight, 1e-5)], [expected], [x, weight])
     ones = torch.full((1, 256), 256.0, dtype=torch.bfloat16)  # a bf16 sum of 256 squares would stall
     assert rms_norm(ones, torch.ones(256), 1e-5).eq(1).all()
+
+
+def test_a_gated_norm_equals_the_reference_and_keeps_its_inputs_alone():
+    x, gate, weight = leaf(3, 4, 6, spread=5), leaf(3, 4, 6, seed=2), leaf(6, seed=1)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        found = gated_rms_norm(x, gate, weight, 1e-5)
+    expected = reference.rms_norm(x, weight, 1e-5) * torch.sigmoid(gate)
+    assert_same_function([found], [expected], [x, gate, weight])
+    assert sum(t.nbytes for t in kept) == 2 * x.nbytes + x.nbytes // 6 + weight.nbytes
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_a_sigmoid_gate_opens_channels_or_whole_heads(width):
+    x, gate = leaf(2, 3, 4, 6), leaf(2, 3, 4, width, seed=1)
+    assert_same_function([sigmoid_gate(x, gate)], [x * torch.sigmoid(gate)], [x, gate])
+
+
+def test_projections_of_one_input_send_back_the_sum_of_their_gradients():
+    x, matrices = leaf(2, 3, 4), [leaf(4, 5, seed=i) for i in range(1, 4)]
+    found = project(x, *(lambda y, m=m: y @ m for m in matrices))
+    assert_same_function(found, [x @ m for m in matrices], [x, *matrices])
+    (alone,) = torch.autograd.grad(project(x, torch.sin, torch.cos)[1].sum(), x)
+    torch.testing.assert_close(alone, -torch.sin(x))
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 64])
