@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
     "layers": 1,
     "attention": {
         "mix": {"pattern": ["grouped"]},
-        "delta": {"heads": 2, "decay_rank": 64},
+        "delta": {"heads": 16, "decay_rank": 64},
         "latent": {"heads": 2, "query_rank": 192, "kv_rank": 128},
         "grouped": {"heads": 4, "kv_heads": 2, "head_width": 64},
     },
@@ -106,7 +106,10 @@ def attentions() -> Iterator[Block]:
             "delta",
             {"attention.delta.key_width": 64, "attention.delta.value_width": 64},
         ),
-        "delta attention, grouped heads": ("delta", {"attention.delta.value_heads": 4}),
+        "delta attention, grouped heads": (
+            "delta",
+            {"attention.delta.heads": 8, "attention.delta.value_heads": 16},
+        ),
         "delta attention, unbounded, low-rank gate": (
             "delta",
             {
@@ -262,12 +265,13 @@ def residuals() -> Iterator[Block]:
             return {name: normal(generator, ROWS, LENGTH, model.width) for name in names}
 
         def found(module: nn.Module, inputs: Inputs) -> list[Tensor]:
-            return [module(list(inputs.values()))]
+            mixed, handed_on = module(list(inputs.values()))
+            return [mixed, *handed_on]
 
         def expected(weights: Weights, inputs: Inputs) -> list[Tensor]:
             flat = [source.flatten(0, 1) for source in inputs.values()]
             mixed = reference.attention_residual(flat, weights, model.norm_eps)
-            return [mixed.unflatten(0, (ROWS, LENGTH))]
+            return [mixed.unflatten(0, (ROWS, LENGTH)), *inputs.values()]
 
         name = f"attention residual, {sources} sources"
         yield Block(name, model, "output_residual", draw, found, expected)
