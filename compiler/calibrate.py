@@ -166,8 +166,16 @@ def _memory(measured: Measurements, device: Device, base: Efficiency) -> dict[st
         if row.operation in ("host_to_device", "device_to_host") and row.bytes >= LARGE_BYTES
     ]
     launches = [row.seconds for row in measured.rows if row.operation == "launch"]
+    memory = float(np.median(large)) / device.memory_bandwidth if large else base.memory
+    steps = [row for row in measured.rows if row.operation == "training_step"]
     return {
-        "memory": float(np.median(large)) / device.memory_bandwidth if large else base.memory,
+        "memory": memory,
+        "eager_elementwise": (
+            sum(row.seconds for row in steps)
+            * (device.memory_bandwidth * memory / sum(row.bytes for row in steps))
+            if steps
+            else base.eager_elementwise
+        ),
         # The slower way: offloaded state goes both ways at once.
         "host_copy": min(moved) / device.host_bandwidth if moved else base.host_copy,
         "host_seconds": max(launches) * HOST_WORK if launches else base.host_seconds,

@@ -44,7 +44,7 @@ class Efficiency(Schema):
     memory: PositiveFloat
     """Share of the peak memory bandwidth that a streaming kernel reaches."""
     eager_elementwise: PositiveFloat
-    """Bytes that the plain kernels really move over the bytes an ideally fused kernel would."""
+    """Time of a step's memory-bound kernels over that of streaming the bytes that the catalogue counts."""
     orthogonalisation: PositiveFloat
     """Share of the peak that Newton-Schulz products reach."""
     kernel_seconds: NonNegativeFloat

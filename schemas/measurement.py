@@ -17,6 +17,7 @@ Operation = Literal[
     "delta_rule",
     "copy",
     "elementwise",
+    "training_step",
     "host_to_device",
     "device_to_host",
     "launch",
@@ -29,7 +30,11 @@ Operation = Literal[
 
 
 class Row(Schema):
-    """One operation at one size: the median of repeated runs."""
+    """One operation at one size: the median of repeated runs.
+
+    A `training_step` is the memory-bound kernels of a whole step, and the bytes that the catalogue counts
+    for them.
+    """
 
     operation: Operation
     phase: Literal["forward", "backward"] = "forward"

