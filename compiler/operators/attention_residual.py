@@ -49,7 +49,7 @@ class AttentionResidual(Operator):
                 return ()
 
     def backward(self, shard: Shard) -> tuple[Step, ...]:
-        """Gradients of all sources, those that are there added, and of query and norm in fp32, of 16 rows each.
+        """Gradients of all sources, with those that are there, and of query and norm in fp32, by 16 rows.
 
         The norm behind it has handed its gradient over to the residual path already: it is here still.
         """

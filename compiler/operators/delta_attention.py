@@ -186,24 +186,25 @@ class DeltaAttention(Operator):
         )
 
     def backward(self, shard: Shard) -> tuple[Step, ...]:
-        """Output and gate, the delta rule, and then what leads to it; the input's gradients are summed at the end."""
+        """What forward does, backwards: it projects first, then convolves, and sums up at the very end."""
         element, width, dims = shard.tokens * shard.element_bytes, self.width, self.dims
         values, keys = self.value_channels / shard.tensor, self.key_channels / shard.tensor
         decays, heads = self.decay_channels / shard.tensor, self.value_heads / shard.tensor
-        value, outer = element * values, element * width
+        value, outer, rank = element * values, element * width, dims.decay_rank
         norm = norm_backward("output norm", shard.tokens * heads, dims.value_width, shard)
-        rank = dims.decay_rank
+        gates = value + self.core.output_padding(shard)  # their logits
+        up, down = self._gate_backward(shard)
         return (
             *into_sequence_parallel(width, shard),
             Step("output_proj", value, value, values * width),  # frees what it read
-            # the core's output, the gate's logits and their gradients
-            Step("output norm", 2 * value, norm.frees + value + self.core.output_padding(shard), norm.weights),
-            *self._gate_backward(shard),
+            Step("output norm", 2 * value, norm.frees + gates, norm.weights),
+            *up,
             self.core.backward(shard),
-            product_backward("beta_proj", shard.tokens, width, heads, shard, 0),
             product_backward("decay_up", shard.tokens, rank, decays, shard, element * rank),
-            product_backward("decay_down", shard.tokens, width, rank, shard, 0),
             *(self._convolution_backward(name, channels, shard) for name, channels in self._convolved(shard)),
+            down,
+            product_backward("beta_proj", shard.tokens, width, heads, shard, 0),
+            product_backward("decay_down", shard.tokens, width, rank, shard, 0),
             product_backward("v_proj", shard.tokens, width, values, shard, 0),
             product_backward("k_proj", shard.tokens, width, keys, shard, 0),
             product_backward("q_proj", shard.tokens, width, keys, shard, outer),  # the input
@@ -211,15 +212,14 @@ class DeltaAttention(Operator):
             *out_of_sequence_parallel(width, shard),
         )
 
-    def _gate_backward(self, shard: Shard) -> tuple[Step, ...]:
+    def _gate_backward(self, shard: Shard) -> tuple[tuple[Step, ...], Step]:
+        """What lies between the norm and the gate's projection of the input, and that projection."""
         values, rank = self.value_channels / shard.tensor, self.dims.value_width
         if self.dims.output_gate == "full":
-            return (product_backward("gate_proj", shard.tokens, self.width, values, shard, 0),)
+            return (), product_backward("gate_proj", shard.tokens, self.width, values, shard, 0)
         kept = shard.tokens * rank * shard.element_bytes
-        return (
-            product_backward("gate_up", shard.tokens, rank, values, shard, kept),
-            product_backward("gate_down", shard.tokens, self.width, rank, shard, 0),
-        )
+        up = product_backward("gate_up", shard.tokens, rank, values, shard, kept)
+        return (up,), product_backward("gate_down", shard.tokens, self.width, rank, shard, 0)
 
     def _convolved(self, shard: Shard) -> tuple[tuple[str, Number], ...]:
         keys, values = self.key_channels / shard.tensor, self.value_channels / shard.tensor

@@ -1,7 +1,7 @@
 """Functions that keep and make the same tensors as the CUDA kernels they stand for, in the same order.
 
-Written after the allocations of fla-core 0.6.0's Python (the files are named at each) and of
-scaled_dot_product_attention's cuDNN form. No value means anything: they run on fake tensors.
+Written after the allocations of the Python that calls them, fla-core 0.6.0's or ours (the files are named at
+each), and of scaled_dot_product_attention's cuDNN form. No value means anything: they run on fake tensors.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _chunk_states(g: Tensor, v: Tensor, C: int) -> Tensor:
 
 
 def short_convolution(x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, None]:
-    """`causal_conv1d` with SiLU (fla/modules/causal_conv1d/ops.py)."""
+    """runtime/kernels/convolution_triton.py."""
     return _Convolution.apply(x, weight), None
 
 
@@ -123,32 +123,35 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        _y, dx = torch.empty_like(x), torch.empty_like(x)
+        dx = torch.empty_like(x)
         dw = weight.new_empty(x.shape[0] * -(-x.shape[1] // 64), *weight.shape, dtype=FP32)
         return dx, dw.sum(0).to(weight.dtype)
 
 
-def attention_residual(sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-    """`FusedAttnresFunction` (fla/ops/attnres/fused.py)."""
-    flat = [source.reshape(-1, source.shape[-1]) for source in sources]
-    return _Residual.apply(query, norm_weight, *flat).view_as(sources[0])
+def attention_residual(
+    sources: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, list[Tensor]]:
+    """runtime/kernels/residual_triton.py."""
+    mixed, *handed_on = _Residual.apply(query, norm_weight, *sources)
+    return mixed, handed_on
 
 
 class _Residual(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, weight: Tensor, *sources: Tensor) -> Tensor:
-        o = torch.empty_like(sources[0])
-        statistics = [o.new_empty(len(o), dtype=FP32)]
-        statistics += [o.new_empty(len(sources), len(o), dtype=FP32) for _ in range(2)]
-        ctx.save_for_backward(query, weight, *statistics, *sources)
-        return o
+    def forward(ctx: Any, query: Tensor, weight: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+        mixed = torch.empty_like(sources[0])
+        logits, scales = mixed.new_empty(2, *mixed.shape[:-1], len(sources), dtype=FP32)
+        ctx.save_for_backward(query, weight, logits, scales, *sources)
+        ctx.set_materialize_grads(False)
+        return mixed, *sources
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> Any:
-        query, weight, _, _, _, *sources = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, *after: Tensor | None) -> Any:
+        query, weight, _, _, *sources = ctx.saved_tensors
         gradients = [torch.empty_like(source) for source in sources]
-        _dqw = torch.empty_like(do, dtype=FP32)
-        return torch.empty_like(query), torch.empty_like(weight), *gradients
+        parts = weight.new_empty(-(-grad[..., 0].numel() // 16), len(weight), dtype=FP32)
+        total = parts.sum(0)
+        return total.to(query.dtype), total.to(weight.dtype), *gradients
 
 
 def rows_attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:

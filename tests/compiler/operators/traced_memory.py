@@ -108,7 +108,8 @@ def tracing(patch: Any) -> Iterator[Alive]:
     patch.setattr(recompute, "_kept_operators", lambda: kept)
     patch.setitem(sys.modules, "shipway.runtime.kernels.cuda", kernel_stand_ins)
     patch.setattr(kernels, "cuda", kernel_stand_ins, raising=False)
+    patch.setitem(sys.modules, "shipway.runtime.kernels.residual_triton", kernel_stand_ins)
+    patch.setattr(kernels, "residual_triton", kernel_stand_ins, raising=False)
     patch.setattr(sys.modules["shipway.runtime.kernels.rotary"], "_rotate", kernel_stand_ins.rotate)
-    patch.setattr(torch, "bincount", lambda flat, minlength: flat.new_empty(minlength))
     with FakeTensorMode(allow_non_fake_inputs=True), alive:
         yield alive
