@@ -113,7 +113,7 @@ def _rows(pointers, place, inside, SOURCES: tl.constexpr):  # type: ignore[no-un
     """A token's rows of all sources, asked for before any is used."""
     rows = ()
     for s in tl.static_range(SOURCES):
-        rows = rows + (tl.load(pointers[s] + place, mask=inside, other=0.0),)  # noqa: RUF005
+        rows = rows + (tl.load(pointers[s] + place, mask=inside, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
     return rows
 
 
