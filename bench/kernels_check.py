@@ -147,7 +147,7 @@ def delta_cases(s: Shapes) -> list[Case]:
 
 
 def convolution_cases(s: Shapes) -> list[Case]:
-    """With and without documents, continued from an initial tail."""
+    """With and without documents, from zeros and continued from an initial tail."""
     cases = []
     for label, bounds in (("rows", None), ("documents", s.boundaries())):
         inputs = [
@@ -158,6 +158,15 @@ def convolution_cases(s: Shapes) -> list[Case]:
         cases.append(
             Case(
                 f"short_convolution, {label}",
+                inputs[:2],
+                ("x", "weight"),
+                lambda x, w, b=bounds: [kernels.short_convolution(x, w, b)[0]],
+                lambda x, w, b=bounds: [plain_short_convolution(x, w, b)[0]],
+            )
+        )
+        cases.append(
+            Case(
+                f"short_convolution, {label}, continued",
                 inputs,
                 ("x", "weight", "initial"),
                 lambda x, w, i, b=bounds: kernels.short_convolution(x, w, b, i, True),
@@ -195,6 +204,10 @@ def attention_cases(s: Shapes) -> list[Case]:
     return cases
 
 
+def _with_sources(mixed: Tensor, sources: Sequence[Tensor]) -> list[Tensor]:
+    return [mixed, *sources]
+
+
 def pointwise_cases(s: Shapes) -> list[Case]:
     """Attention residual, norm and gated units."""
     sources = [s.half(1, s.tokens, s.width) for _ in range(9)]
@@ -207,8 +220,22 @@ def pointwise_cases(s: Shapes) -> list[Case]:
             "attention_residual, 9 sources",
             residual,
             names,
-            lambda *x: [kernels.attention_residual(x[:9], x[9], x[10], 1e-5)[0]],
-            lambda *x: [plain_attention_residual(x[:9], x[9], x[10], 1e-5)],
+            lambda *x: _with_sources(*kernels.attention_residual(x[:9], x[9], x[10], 1e-5)),
+            lambda *x: [plain_attention_residual(x[:9], x[9], x[10], 1e-5), *x[:9]],
+        ),
+        Case(
+            "gated_rms_norm",
+            [x, s.half(s.tokens, s.width), weight],
+            ("x", "gate", "weight"),
+            lambda x, g, w: [kernels.gated_rms_norm(x, g, w, 1e-5)],
+            lambda x, g, w: [x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w * g.sigmoid()],
+        ),
+        Case(
+            "sigmoid_gate",
+            [x, s.half(s.tokens, s.width)],
+            ("x", "gate"),
+            lambda x, g: [kernels.sigmoid_gate(x, g)],
+            lambda x, g: [x * g.sigmoid()],
         ),
         Case(
             "rms_norm",
