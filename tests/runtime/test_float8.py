@@ -91,7 +91,7 @@ def test_a_models_loss_and_gradient_are_near_those_of_bf16() -> None:
     plain = build(model).to(torch.bfloat16)
     rounded = copy.deepcopy(plain)
     apply_float8(rounded, linears_of(model), CPU)
-    tokens = tokens_of(model, 4, 48)
+    tokens = tokens_of(model, 4, 96)
     losses = [each(tokens, next_labels(tokens)) for each in (plain, rounded)]
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=5e-3)
     for loss in losses:
