@@ -202,7 +202,7 @@ def backward_of_chunks(chunked: Chunked) -> Floats:
     kept = chunked.shared.under_each_policy("saved")[policies]
     head = parts.saved[own.recompute, LAST, cell]
     last = chunked.bounds[:, -2:-1] <= np.arange(work.layers)
-    alive = beyond[:, work.layer_rows] + kept[:, 1:] + last * parts.head_gradient[cell][:, None]
+    alive = beyond[:, work.layer_rows] + kept[:, 1:] + last * parts.peaks.head_gradient[cell][:, None]
     alive[:, -1] = np.maximum(alive[:, -1] - head, beyond[:, LAST] + kept[:, -1])
     alive[:, 0] = np.maximum(alive[:, 0], beyond[:, FIRST] + parts.saved[own.recompute, FIRST, cell])
     begins = (np.arange(len(own))[:, None] * work.layers + chunked.bounds[:, :-1]).ravel()

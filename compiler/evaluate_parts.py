@@ -93,23 +93,7 @@ class PartCosts:
     """[rows, cells]: of forward and backward, time the device waits for the host to issue work."""
     saved: Floats
     """[policies, rows, cells]."""
-    early: Floats
-    """[rows, cells]: most that backward adds to what the row keeps without recomputation, until gradients of
-    its own are reduced..."""
-    reducing: Floats
-    """...when those of its experts are, from a copy..."""
-    late: Floats
-    """...from then on..."""
-    closing: Floats
-    """...at its end, when the others are..."""
-    whole: Floats
-    """...and where none are reduced in it; gradients of outputs and parameters included in all."""
-    restart: Floats
-    """[rows, cells]: the least where the row is recomputed: when that ends."""
-    unread: Floats
-    """[policies, rows, cells]: kept for recomputation and not read by it."""
-    head_gradient: Floats
-    """[cells]: the gradient of the head's weight, which stays from its loss to the end of backward."""
+    peaks: RowPeaks
     model_flops: Floats
     """[rows, cells]: forward and backward."""
     recompute_flops: Floats
@@ -123,19 +107,21 @@ class PartCosts:
 
     def take(self, cells: Ints) -> PartCosts:
         """Those of a selection of cells."""
-        return PartCosts(*(getattr(self, name)[..., cells] for name in self.__dataclass_fields__))
+        names = self.__dataclass_fields__.keys() - {"peaks"}
+        arrays = {name: getattr(self, name)[..., cells] for name in names}
+        return PartCosts(**arrays, peaks=self.peaks.take(cells))
 
     def beyond(self, peaks: Floats) -> Floats:
-        """[policies, rows, cells]: most that backward adds to what a row keeps, of one of the above."""
-        again = self.saved[:1] - self.saved + self.unread
+        """[policies, rows, cells]: most that backward adds to what a row keeps, of one of the peaks."""
+        again = self.saved[:1] - self.saved + self.peaks.unread
         result: Floats = np.maximum(again + peaks, 0.0)
-        result[1:] = np.maximum(result[1:], again[1:] + self.restart)
+        result[1:] = np.maximum(result[1:], again[1:] + self.peaks.restart)
         return result
 
     @cached_property
     def beyond_whole(self) -> Floats:
         """`beyond` of `whole`."""
-        return self.beyond(self.whole)
+        return self.beyond(self.peaks.whole)
 
     @cached_property
     def lightest(self) -> Floats:
@@ -307,14 +293,7 @@ def _summed(
         waiting=rows(each.waiting),
         host=waits_forward + waits_backward[0],
         saved=saved,
-        early=peaks.early,
-        reducing=peaks.reducing,
-        late=peaks.late,
-        closing=peaks.closing,
-        whole=peaks.whole,
-        restart=peaks.restart,
-        unread=peaks.unread,
-        head_gradient=peaks.head_gradient,
+        peaks=peaks,
         model_flops=rows(each.model_flops),
         recompute_flops=policies(each.recompute_flops),
         hidden=hidden,

@@ -89,11 +89,11 @@ def layer_activations(chunked: Chunked) -> LayerActivations:
     saved = shared.under_each_policy("saved")[own.recompute * len(shared.cells) + cell]
     kept = saved[:, layers + 1]
     kept[:, -1] -= parts.saved[own.recompute, LAST, cell]
-    kept += parts.head_gradient[cell][:, None]
+    kept += parts.peaks.head_gradient[cell][:, None]
     again = (parts.saved[:1] - parts.saved)[:, rows][own.recompute, :, cell]
-    times = (parts.reducing, parts.late, parts.closing)
+    times = (parts.peaks.reducing, parts.peaks.late, parts.peaks.closing)
     reducing, late, closing = (peaks[rows][:, cell].T + again for peaks in times)
-    early = parts.beyond(parts.early)[:, rows][own.recompute, :, cell]
+    early = parts.beyond(parts.peaks.early)[:, rows][own.recompute, :, cell]
     head = parts.beyond_whole[own.recompute, LAST, cell]
     return LayerActivations(kept, early, reducing, late, closing, saved[:, -1:], head[:, None])
 

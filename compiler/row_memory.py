@@ -19,18 +19,29 @@ Floats = npt.NDArray[np.float64]
 
 @frozen(eq=False)
 class RowPeaks:
-    """[rows, cells], see `PartCosts`."""
+    """What backward adds to what a row keeps, in bytes."""
 
     early: Floats
+    """[rows, cells]: most that backward adds to what the row keeps without recomputation, until gradients of
+    its own are reduced..."""
     reducing: Floats
+    """...when those of its experts are, from a copy..."""
     late: Floats
+    """...from then on..."""
     closing: Floats
+    """...at its end, when the others are..."""
     whole: Floats
+    """...and where none are reduced in it; gradients of outputs and parameters included in all."""
     restart: Floats
+    """[rows, cells]: the least where the row is recomputed: when that ends."""
     unread: Floats
-    """[policies, rows, cells]"""
+    """[policies, rows, cells]: kept for recomputation and not read by it."""
     head_gradient: Floats
-    """[cells]"""
+    """[cells]: the gradient of the head's weight, which stays from its loss to the end of backward."""
+
+    def take(self, cells: npt.NDArray[np.intp]) -> RowPeaks:
+        """Those of a selection of cells."""
+        return RowPeaks(*(getattr(self, name)[..., cells] for name in self.__dataclass_fields__))
 
 
 def row_peaks(
