@@ -99,7 +99,7 @@ def test_a_chunks_backward_is_walked_layer_by_layer() -> None:
     candidates = candidates.take(np.flatnonzero(candidates.pp > 1)[::40])
     shared = tables(problem, candidates)
     parts, rows = shared.parts, shared.work.layer_rows
-    beyond = parts.beyond(parts.whole)
+    beyond = parts.beyond(parts.peaks.whole)
     checked = 0
     for _, chunked in chunk(candidates, shared):
         found = backward_of_chunks(chunked)[:, chunked.order]  # in model order again
@@ -110,7 +110,7 @@ def test_a_chunks_backward_is_walked_layer_by_layer() -> None:
                 alive, most = 0.0, 0.0  # beside what the chunk has kept
                 if end == len(rows):
                     most = added[LAST]
-                    alive = parts.head_gradient[cell] - saved[LAST]
+                    alive = parts.peaks.head_gradient[cell] - saved[LAST]
                 for layer in reversed(range(begin, end)):
                     most = max(most, alive + added[rows[layer]])
                     alive -= saved[rows[layer]]
