@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.breaking import START_SECONDS, Job
-from bench.starts import Torchrun
+from bench.starts import Torchrun, living_ranks
 from shipway.runtime.attempts import next_number
 from shipway.runtime.build_folder import read_plan
 from shipway.schemas.run import ATTEMPTS_FILE
@@ -83,13 +83,7 @@ class Launched:
 
     def pids(self) -> list[int]:
         """Of the ranks that live."""
-        found = []
-        for path in sorted(self._folder.glob("rank*.pid"), key=lambda p: int(p.stem[4:])):
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(path.read_text())
-                if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
+        return living_ranks(self._folder)
 
     def supervisor(self) -> int:
         """Process id: not the client's, which waits for it."""

@@ -27,6 +27,17 @@ PRELOADED = ["torch", "torch.distributed.fsdp", "torch.utils.tensorboard", "ship
 """Imported once, in the server that ranks are forked from: importing torch takes seconds."""
 
 
+def living_ranks(attempt: Path) -> list[int]:
+    """Process ids that ranks have left in an attempt's folder, of those that live."""
+    found = []
+    for path in sorted(attempt.glob("rank*.pid"), key=lambda p: int(p.stem[4:])):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 class Torchrun:
     """A start under `shipway.runtime.elastic`, as supervisors and launch scripts make it."""
 
@@ -50,13 +61,7 @@ class Torchrun:
 
     def pids(self) -> list[int]:
         """As left in the attempt's folder."""
-        found = []
-        for path in sorted(self._folder.glob("rank*.pid"), key=lambda p: int(p.stem[4:])):
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(path.read_text())
-                if b"shipway.runtime.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
+        return living_ranks(self._folder)
 
     def ask_to_stop(self, number: signal.Signals) -> None:
         """The agent passes it on."""

@@ -21,7 +21,11 @@ def expert_load(indices: Tensor, experts: int) -> Tensor:
 
 def count(values: Tensor, bins: int) -> Tensor:
     """How often each of 0 to bins - 1 is among `values` [n] int64, [bins]: bincount waits for a GPU."""
-    return values.new_zeros(bins).scatter_add_(0, values, values.new_ones(()).expand_as(values))
+    return _add_counts(values.new_zeros(bins), values)
+
+
+def _add_counts(counts: Tensor, values: Tensor) -> Tensor:
+    return counts.scatter_add_(0, values, values.new_ones(()).expand_as(values))
 
 
 def add_margins(
@@ -39,8 +43,7 @@ def add_margins(
     low, width = _bin_range(bias, bins)
     bin_index = ((cutoff.unsqueeze(1) - scores - low) / width).to(torch.int64).clamp_(0, bins - 1)
     bin_index += torch.arange(experts, device=scores.device) * bins
-    index = bin_index.flatten()
-    histogram.view(-1).scatter_add_(0, index, index.new_ones(()).expand_as(index))
+    _add_counts(histogram.view(-1), bin_index.flatten())
 
 
 def quantile_bias_from_histogram(histogram: Tensor, bias: Tensor, k: int) -> Tensor:

@@ -9,16 +9,14 @@ Letters: N tokens of all rows, C channels, W taps.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from .documents import positions_from
+from .documents import derived, positions_from
 
 MOST_TAPS = 4
 TOKENS = 64
@@ -34,18 +32,12 @@ def short_convolution(x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> T
     return _ShortConvolution.apply(x, weight, positions)
 
 
-@cache
-def _known_positions() -> WeakTensorKeyDictionary:
-    """Positions by the boundaries that they were made from, as long as those live."""
-    return WeakTensorKeyDictionary()
-
-
 def _positions(cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """Position [N] int32 of every token in its document: one copy for all layers of a batch."""
-    known = _known_positions()
-    if cu_seqlens not in known:
-        known[cu_seqlens] = positions_from(cu_seqlens, 1, tokens).flatten().to(torch.int32)
-    return known[cu_seqlens]
+    """Position [N] int32 of every token in its document."""
+    positions: Tensor = derived(
+        cu_seqlens, "positions", lambda: positions_from(cu_seqlens, 1, tokens).flatten().to(torch.int32)
+    )
+    return positions
 
 
 class _ShortConvolution(torch.autograd.Function):

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import packed_attention, tuning
-from .documents import document_of_token
+from .documents import derived, document_of_token
 
 tuning.use_shipped()  # before anything imports fla, which reads its environment once
 
@@ -130,19 +129,11 @@ def short_convolution(
     return y.reshape(batch, tokens, channels), tail
 
 
-@cache
-def _boundaries() -> WeakTensorKeyDictionary:
-    """Boundaries in int64 by the int32 tensor that they were made from, as long as that lives."""
-    return WeakTensorKeyDictionary()
-
-
 def _wide(cu_seqlens: Tensor) -> Tensor:
     """One int64 copy per batch: fla keeps what it derives from boundaries by the tensor's identity, and
     a new copy in every layer would cost a wait for the device each time."""
-    known = _boundaries()
-    if cu_seqlens not in known:
-        known[cu_seqlens] = cu_seqlens.to(torch.int64)
-    return known[cu_seqlens]
+    wide: Tensor = derived(cu_seqlens, "wide", lambda: cu_seqlens.to(torch.int64))
+    return wide
 
 
 def rows_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Tensor:
@@ -179,16 +170,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function)
 
 
-@cache
-def _masks() -> WeakTensorKeyDictionary:
-    """Block masks by the boundaries they were made from, as long as those live."""
-    return WeakTensorKeyDictionary()
-
-
 def _document_mask(cu_seqlens: Tensor, tokens: int, causal: bool) -> BlockMask:
     """One mask per batch serves every layer, forward, backward and recomputation."""
-    known = _masks().setdefault(cu_seqlens, {})
-    if causal not in known:
+
+    def make() -> BlockMask:
         document = document_of_token(cu_seqlens, tokens)
 
         def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -196,6 +181,7 @@ def _document_mask(cu_seqlens: Tensor, tokens: int, causal: bool) -> BlockMask:
             return same & (query >= key) if causal else same
 
         # compiled, it never holds the mask of every pair of tokens, only that of blocks
-        build = compiled(create_block_mask)
-        known[causal] = build(visible, None, None, tokens, tokens, device=cu_seqlens.device)
-    return known[causal]
+        return compiled(create_block_mask)(visible, None, None, tokens, tokens, device=cu_seqlens.device)
+
+    mask: BlockMask = derived(cu_seqlens, ("mask", causal), make)
+    return mask

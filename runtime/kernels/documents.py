@@ -7,12 +7,29 @@ taken as immutable: whatever is derived from it may be cached while it lives.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+@cache
+def _derived() -> WeakTensorKeyDictionary:
+    return WeakTensorKeyDictionary()
+
+
+def derived(cu_seqlens: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` makes of these boundaries, kept under `name` as long as they live: one for all layers."""
+    known = _derived().setdefault(cu_seqlens, {})
+    if name not in known:
+        known[name] = make()
+    return known[name]
 
 
 def document_lengths(cu_seqlens: Tensor | None, batch: int, tokens: int) -> list[int]:
