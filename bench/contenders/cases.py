@@ -41,6 +41,8 @@ UNBOUNDED = ("~model.attention.delta.decay.minimum", "model.attention.delta.deca
 STEPS = "training.stages.0.tokens=960Ki"
 ONE_PASS = ("training.stages.0.micro_batch=4", "training.stages.0.layout.zero=2")
 """All of a step in one micro-batch, parameters gathered once: what the card's memory allows."""
+LARGE_BATCH = ("training.stages.0.tokens=3840Ki", "training.stages.0.global_batch=128Ki")
+"""Four micro-batches a step, as one of many devices would take: the update is paid once for all."""
 
 CONTENDERS = (
     Contender("delta_dense_8k", "shipway"),
@@ -60,6 +62,8 @@ CONTENDERS = (
     Contender("dense_8k", "shipway", "bf16", overrides=(BF16,)),
     Contender("latent_experts_8k", "shipway", "bf16", overrides=(BF16,)),
     Contender("small_h200_8k", "shipway", variant="muon", overrides=(STEPS,)),
+    Contender("delta_dense_8k", "shipway", variant="128Ki", overrides=LARGE_BATCH),
+    Contender("small_h200_8k", "shipway", variant="128Ki", overrides=(ADAMW, *LARGE_BATCH, *ONE_PASS)),
 )
 DECAY = (
     Contender("small_h200_8k", "shipway", variant="unbounded", overrides=(ADAMW, STEPS, *UNBOUNDED)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.contenders.cases import CONTENDERS
 from shipway.compiler.compose import compose
 from shipway.compiler.lower import lower
 from shipway.compiler.operators.base import Shard
@@ -65,12 +66,10 @@ def test_plans_are_near_the_steps_and_the_memory_that_an_h200_trained_with() -> 
     for row in result("h200-throughput.json")["rows"]:
         if row["kind"] != "shipway":
             continue
-        overrides = [
-            "training.optimizer={kind: adamw}",
-            f"training.stages.0.micro_batch={row['micro_batch']}",
-        ]
-        overrides.append(f"training.stages.0.layout.zero={row['settings']['zero']}")
-        blueprint, _ = validate(compose(str(ROOT / f"bench/blueprints/{row['case']}.yaml"), overrides, None))
+        contender = next(each for each in CONTENDERS if each.name == row["name"])
+        layout = f"training.stages.0.layout.zero={row['settings']['zero']}"
+        case = str(ROOT / f"bench/blueprints/{row['case']}.yaml")
+        blueprint, _ = validate(compose(case, (*contender.overrides, layout), None))
         assert blueprint is not None
         plan = make_plan(blueprint)
         assert isinstance(plan, Plan)
@@ -85,8 +84,8 @@ def test_memory_of_drawn_models_is_what_an_h200_held() -> None:
     """Readings of programs that have not changed since: delta attention keeps less than in the older ones."""
     older = [case for seed in (1, 4) for case in result(f"h200-verify-seed{seed}.json")["cases"]]
     cases = [case for case in older if "delta" not in case["model"]["attention"]["mix"]["pattern"]]
-    for name in ("h200-verify-seed11.json", "h200-verify-seed12-near.json"):
-        cases += result(name)["cases"]
+    for draws in ("11", "12-near", "21", "22-near"):
+        cases += result(f"h200-verify-seed{draws}.json")["cases"]
     errors = []
     for case in cases:
         plan = make_plan(drawn(case))
@@ -97,6 +96,21 @@ def test_memory_of_drawn_models_is_what_an_h200_held() -> None:
     assert median(map(abs, errors)) < 0.002
     assert min(errors) > -0.013
     assert max(errors) < 0.006
+
+
+def test_blind_draws_are_planned_as_they_were_before_they_were_measured() -> None:
+    for name in ("h200-verify-seed21.json", "h200-verify-seed22-near.json"):
+        read = result(name)
+        totals = [{total["name"]: total for total in case["totals"]} for case in read["cases"]]
+        errors = [abs(each["allocated"]["error"]) for each in totals]
+        assert median(errors) < 0.01
+        assert max(errors) < 0.03
+        assert read["false_fits"] == 0
+        for case, each in zip(read["cases"], totals, strict=True):
+            plan = make_plan(drawn(case))
+            assert isinstance(plan, Plan)
+            allocated = plan.stages[0].memory.ranks[0].allocated_bytes
+            assert allocated == pytest.approx(each["allocated"]["planned"], rel=0.005), case["name"]
 
 
 def drawn(case: dict[str, Any]) -> Blueprint:

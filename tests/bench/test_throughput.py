@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.contenders.cases import CONTENDERS, DECAY, ONE_PASS, Contender, chosen
+from bench.contenders.cases import CONTENDERS, DECAY, LARGE_BATCH, ONE_PASS, Contender, chosen
 from bench.contenders.layer import contexts
 from bench.contenders.own import prepare
 from bench.contenders.peers import count, peer_of
@@ -27,7 +27,8 @@ def test_every_build_is_planned_to_go_into_one_h200(contender: Contender, tmp_pa
     stage = prepare(contender, False, (), tmp_path / "build").stage
     # all sequences of a step at once are what the card that trained small_h200 just holds
     assert stage.memory.verdict == ("tight" if set(ONE_PASS) <= set(contender.overrides) else "fits")
-    assert stage.sequences_per_step * stage.context_tokens == 32768
+    tokens = 131072 if set(LARGE_BATCH) <= set(contender.overrides) else 32768
+    assert stage.sequences_per_step * stage.context_tokens == tokens
     assert stage.layout.recompute == "none"
 
 
