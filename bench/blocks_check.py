@@ -72,9 +72,9 @@ class Outcome:
         return max(self.checks, key=lambda check: check.error / check.bound)
 
 
-def check(block: Block, device: torch.device, compiled: bool, seed: int = 0) -> list[Check]:
+def check(block: Block, device: torch.device, compiled: bool) -> list[Check]:
     """Outputs, and the gradients of one random weighting of them."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     model = drawn(block, generator)
     weights = exact(model.get_submodule(block.place).state_dict())
     inputs = dict(block.draw(generator, weights))
